@@ -1,0 +1,1 @@
+//! Digests: what proves a chunk, and how chunk proofs become a file's digest.

@@ -1,0 +1,53 @@
+//! Every maximum of the protocol and of the engine, with the relations between them asserted at
+//! compile time. A peer that exceeds one has broken the protocol; the session ends.
+
+/// Largest frame body on the control connection, in bytes.
+pub const FRAME_BYTES_MAX: usize = 1 << 20;
+/// Most entries and notes in one manifest page.
+pub const PAGE_ITEMS_MAX: usize = 512;
+/// A page is closed once its encoded items reach this many bytes.
+pub const PAGE_BYTES_TARGET: usize = 128 << 10;
+/// Manifest pages that a receiver lets a sender have unsettled, unless told otherwise.
+pub const PAGES_CREDIT_DEFAULT: u32 = 16;
+/// Granted and unreleased region bytes that a receiver allows, unless told otherwise.
+pub const REGION_CREDIT_BYTES_DEFAULT: u64 = 256 << 20;
+/// Longest file name: one path component, in bytes (`NAME_MAX`).
+pub const NAME_BYTES_MAX: usize = 255;
+/// Longest path in a request or symlink target, in bytes (`PATH_MAX` less its NUL).
+pub const PATH_BYTES_MAX: usize = 4095;
+/// Deepest nesting of directories below a transfer's root.
+pub const DEPTH_MAX: usize = 1024;
+/// Most sources in one transfer.
+pub const ROOTS_MAX: usize = 4096;
+/// Most extended attributes carried per entry.
+pub const XATTRS_MAX: usize = 64;
+/// Largest sum of names and values of one entry's extended attributes, in bytes.
+pub const XATTR_BYTES_MAX: usize = 64 << 10;
+/// Files up to this many bytes travel in packs.
+pub const PACK_FILE_BYTES_MAX: u64 = 256 << 10;
+/// Largest pack region, in bytes. At most the smallest slot that a pack is read into.
+pub const PACK_BYTES_MAX: u64 = 1 << 20;
+/// Most files in one pack.
+pub const PACK_FILES_MAX: usize = 512;
+/// Window of a file that one region covers, in bytes.
+pub const WINDOW_BYTES: u64 = 64 << 20;
+/// Most data extents told per grant; a more fragmented window is told in coarser extents.
+pub const GRANT_EXTENTS_MAX: usize = 1024;
+/// Most chunk digests in one DIGESTS message.
+pub const DIGESTS_MAX: usize = 1024;
+/// Most entries in one WANT, CLOSE, CLOSED or SETTLED message.
+pub const BATCH_ENTRIES_MAX: usize = 512;
+/// How often a chunk is read again after its digest did not match.
+pub const REPAIRS_MAX: u32 = 3;
+/// Longest text in a fault, greeting or log line from a peer, in bytes.
+pub const TEXT_BYTES_MAX: usize = 1024;
+/// Payload bytes behind one reply header on a data connection. A piece of this size is still in
+/// the second-level cache when it is hashed.
+pub const SEGMENT_BYTES_MAX: u32 = 256 << 10;
+
+const _: () = assert!(PACK_FILE_BYTES_MAX <= PACK_BYTES_MAX);
+const _: () = assert!(PACK_BYTES_MAX <= WINDOW_BYTES);
+const _: () = assert!(WINDOW_BYTES <= REGION_CREDIT_BYTES_DEFAULT);
+const _: () = assert!(PAGE_BYTES_TARGET + XATTR_BYTES_MAX + 2 * PATH_BYTES_MAX < FRAME_BYTES_MAX);
+const _: () = assert!(DIGESTS_MAX * 64 < FRAME_BYTES_MAX);
+const _: () = assert!(PAGE_ITEMS_MAX <= BATCH_ENTRIES_MAX);

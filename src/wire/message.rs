@@ -1,0 +1,449 @@
+//! What the two ends say on the control connection.
+//!
+//! Participants: a client and a server; per transfer a sender and a receiver. The conversation of
+//! a transfer, in both directions and on every transport:
+//!
+//! ```text
+//! client                    server
+//!   Open            ->                     which way, what, options
+//!                   <-      Opened         or a Fault
+//! receiver                  sender
+//!   Credit          ->                     pages and region bytes that may be sent
+//!                   <-      Manifest       pages of entries, against page credit
+//!   Want            ->                     per entry: nothing, all, or ranges of chunks
+//!                   <-      Grant          a region and what lies where in it, against byte credit
+//!   (READs on the transport)
+//!                   <-      Digests        the proof of each chunk, any time around its grant
+//!   Recheck         ->                     a digest did not match: read that chunk afresh
+//!   Release         ->                     after the last completion was polled
+//!   Close           ->                     is the file still in the version that was granted?
+//!                   <-      Closed
+//!   Settled         ->                     published, unchanged or failed; durable when told
+//!   Finish          ->                     everything is settled
+//!                   <-      Finished
+//! ```
+//!
+//! MUST NOTs: no path travels from receiver to sender; no READ is posted after Release of its
+//! region; nothing is published before Closed said so (files in packs carry that answer in their
+//! grant); no message that costs memory is sent without credit.
+
+use crate::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
+use crate::manifest::{Item, Version};
+use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
+use crate::wire::Fault;
+
+/// A message with the transfer that it belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// The transfer or operation; [`TransferId::NONE`] for messages of the session.
+    pub transfer: TransferId,
+    /// What is said.
+    pub message: Message,
+}
+
+/// Everything that can be said on the control connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Message {
+    /// Client's first message.
+    Hello(Hello),
+    /// Server's answer to Hello.
+    Welcome(Welcome),
+    /// Liveness, either way.
+    Ping {
+        /// Comes back in the Pong.
+        nonce: u64,
+    },
+    /// Answer to a Ping.
+    Pong {
+        /// From the Ping.
+        nonce: u64,
+    },
+    /// The sender of this ends the session, for this reason.
+    Goodbye(Fault),
+
+    /// Client: begin a transfer under the envelope's id.
+    Open(Open),
+    /// Server: it began. For a push, the server is the receiver.
+    Opened,
+    /// Either way: this transfer or operation ends here, failed.
+    Failed(Fault),
+    /// Receiver to sender: more may be sent. Adds to what was granted before.
+    Credit {
+        /// Manifest pages.
+        pages: u32,
+        /// Bytes of granted regions.
+        region_bytes: u64,
+    },
+    /// Sender: the next page.
+    Manifest(ManifestPage),
+    /// Receiver: what is wanted of entries that a page told.
+    Want(Vec<(EntryId, Wanted)>),
+    /// Sender: a region may be read.
+    Grant(Grant),
+    /// Sender: the proofs of chunks.
+    Digests(Vec<ChunkDigest>),
+    /// Receiver: a chunk did not match its digest. The sender drops what it has cached of it, reads
+    /// the file again and answers with Digests or with an EntryFailed (source changed).
+    Recheck {
+        /// The file.
+        entry: EntryId,
+        /// The chunk.
+        chunk: u64,
+    },
+    /// Receiver: nothing of this region will be read any more; all completions were polled.
+    Release(Vec<RegionId>),
+    /// Receiver: all chunks of these files are stored and proved. Still the same version?
+    Close(Vec<EntryId>),
+    /// Sender: the answers; `false` = the source changed.
+    Closed(Vec<(EntryId, bool)>),
+    /// Sender: this entry can't be had (any more).
+    EntryFailed {
+        /// The entry.
+        entry: EntryId,
+        /// Why.
+        fault: Fault,
+    },
+    /// Receiver: these entries are done with, each durable if published. The sender forgets them.
+    Settled(Vec<(EntryId, Outcome)>),
+    /// Receiver: the last page came and everything in it is settled.
+    Finish,
+    /// Sender: seen.
+    Finished,
+
+    /// Client: one operation outside transfers.
+    Operate(Operation),
+    /// Server: part of an operation's result; for List and Sum.
+    Listing(Vec<Listed>),
+    /// Server: the operation is done, completely.
+    Done,
+}
+
+/// The client's greeting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Lowest feature level that the client can speak.
+    pub level_min: u16,
+    /// Highest.
+    pub level_max: u16,
+    /// Name and release, for logs.
+    pub software: String,
+}
+
+/// The server's greeting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The level that both speak from now on.
+    pub level: u16,
+    /// Names this session in the hello of data connections.
+    pub session: SessionId,
+    /// Random, new at every connect; stale messages of an earlier session can't match.
+    pub epoch: u64,
+    /// Name and release, for logs.
+    pub software: String,
+    /// Most data connections of this session.
+    pub data_connections_max: u16,
+    /// Why the server offers no better transport than tcp; shown by ping.
+    pub transports: Vec<TransportOffer>,
+}
+
+/// What a server says of one transport.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransportOffer {
+    /// `rdma`, `tcp` or `local`.
+    pub name: String,
+    /// Whether it can be used.
+    pub available: bool,
+    /// Why, or why not.
+    pub reason: String,
+}
+
+/// What a client asks for in a transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// Which way.
+    pub direction: Direction,
+    /// What.
+    pub hash: HashKind,
+    /// Chunk size.
+    pub chunk: ChunkSize,
+    /// What is carried beside the data.
+    pub preserve: Preserve,
+    /// Directories are walked, not refused.
+    pub recursive: bool,
+}
+
+/// Which way a transfer goes and what its server side names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The server sends these sources, in this order: root n is the n-th.
+    Pull(Vec<RemotePath>),
+    /// The server receives.
+    Push {
+        /// Where to.
+        destination: RemotePath,
+        /// How sources become names there; root n is the n-th.
+        placement: Placement,
+        /// What to do about what is there.
+        overwrite: Overwrite,
+        /// Whether files are synced before they count as done.
+        sync: bool,
+    },
+}
+
+/// A path on a server: an export and bytes below it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RemotePath {
+    /// The export's name.
+    pub export: String,
+    /// Path below the export, without a leading `/`; may be empty; checked by the server.
+    pub path: Vec<u8>,
+}
+
+/// How a receiver names roots. The rule: a directory becomes DST/name, or, with a trailing slash
+/// at the source, its contents go into DST. A file goes into DST when DST ends in `/`, is a
+/// directory, or there are several sources; else DST is its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The destination was written with a trailing slash.
+    pub into_directory: bool,
+    /// Missing parents of the destination are made.
+    pub make_parents: bool,
+    /// One per source.
+    pub roots: Vec<RootName>,
+}
+
+/// What a source is called at its destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RootName {
+    /// Last component of the source as the user wrote it; empty for an export's top.
+    pub name: Vec<u8>,
+    /// The source was written with a trailing slash: a directory's contents are meant.
+    pub contents: bool,
+}
+
+/// What a transfer carries beside data and mtime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Preserve {
+    /// Permission bits (set-id bits never).
+    pub mode: bool,
+    /// Symlinks as symlinks; without it they are noted and skipped.
+    pub symlinks: bool,
+    /// Hard links as hard links; without it each name is a file.
+    pub hard_links: bool,
+    /// `user.*` attributes and POSIX ACLs.
+    pub xattrs: bool,
+    /// Owner and group, where the receiver may set them.
+    pub owner: bool,
+}
+
+/// What to do about a file that is there already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Overwrite {
+    /// Same size and mtime counts as present; else it is replaced.
+    #[default]
+    IfDifferent,
+    /// Only files older than the source are replaced; newer ones count as present.
+    Older,
+    /// Nothing that exists is replaced; it counts as present.
+    Never,
+    /// A file that exists is an error.
+    Error,
+}
+
+/// Which digest proves chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HashKind {
+    /// BLAKE3 subtrees; the root is what `b3sum` prints.
+    #[default]
+    Blake3,
+    /// SHA-256 by midstates; the last is what `sha256sum` prints.
+    Sha256,
+    /// Nothing is proved: "not verified".
+    None,
+}
+
+/// A page of the manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManifestPage {
+    /// In walk order: depth first, byte-sorted in a directory.
+    pub items: Vec<Item>,
+    /// No page follows.
+    pub last: bool,
+}
+
+/// What a receiver wants of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// It has it, or won't have it. A Settled with the outcome comes with it or later.
+    Nothing,
+    /// The whole file.
+    All,
+    /// These chunks, ascending and disjoint.
+    Chunks(Vec<ChunkRange>),
+}
+
+/// A region that may be read, and what lies where in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Its name. Ascending within the session.
+    pub region: RegionId,
+    /// Length in bytes; 0 when the parts need no data (holes to the end).
+    pub len: u64,
+    /// How long it stays if nothing is heard, in milliseconds.
+    pub lease_ms: u32,
+    /// Address and key per rail; tcp has rail 0 only.
+    pub keys: Vec<RegionKey>,
+    /// Files or windows of a file in the region, ascending by offset, disjoint.
+    pub parts: Vec<GrantPart>,
+}
+
+/// How one rail reads a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionKey {
+    /// The rail.
+    pub rail: u16,
+    /// Address of the region's first byte.
+    pub address: u64,
+    /// The key.
+    pub key: RemoteKey,
+}
+
+/// A file, or a window of one, in a region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrantPart {
+    /// Which file.
+    pub entry: EntryId,
+    /// Its version when it was opened.
+    pub version: Version,
+    /// Its length then.
+    pub file_len: u64,
+    /// Where this part starts in the file: a multiple of the chunk size.
+    pub file_offset: u64,
+    /// Where it starts in the region.
+    pub region_offset: u64,
+    /// Bytes: up to a chunk boundary or the end of the file.
+    pub len: u64,
+    /// Where this part of the file has data, absolute in the file, ascending and disjoint. Chunks
+    /// that touch none of them are holes and are not read; bytes outside them are zero.
+    pub extents: Vec<ByteRange>,
+    /// No later grant tells more of what was wanted of this file.
+    pub last: bool,
+    /// The file lies whole in pack memory and its version was checked after it was read: no Close.
+    pub packed: bool,
+}
+
+/// The proof of one chunk. For BLAKE3 the chunk's subtree value, or, if the file has one chunk or
+/// none, its root. For SHA-256 the compression state after the chunk, or, for the last chunk, the
+/// file's digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkDigest {
+    /// The file.
+    pub entry: EntryId,
+    /// The chunk.
+    pub chunk: u64,
+    /// The value.
+    pub value: [u8; 32],
+}
+
+/// How an entry ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It is there under its name, verified if there is a hash, durable if that was asked for.
+    Published {
+        /// Bytes of data that travelled for it.
+        bytes: u64,
+        /// The file's digest if it is known.
+        digest: Option<[u8; 32]>,
+    },
+    /// It was there already.
+    Unchanged,
+    /// It is not there, for this reason.
+    Failed(Fault),
+}
+
+/// Operations outside transfers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Operation {
+    /// Exports (empty export name), or the entries of a directory, or the one file.
+    List {
+        /// What.
+        path: RemotePath,
+        /// All below, depth first.
+        recursive: bool,
+    },
+    /// The one thing itself.
+    Stat {
+        /// What.
+        path: RemotePath,
+    },
+    /// Digests of a file or of all files below a directory, always computed from the content.
+    Sum {
+        /// What.
+        path: RemotePath,
+        /// Directories are walked, not refused.
+        recursive: bool,
+        /// Which digest; not `None`.
+        hash: HashKind,
+    },
+    /// Removes a file, or a tree.
+    Remove {
+        /// What.
+        path: RemotePath,
+        /// Directories with all below them.
+        recursive: bool,
+    },
+    /// Makes a directory.
+    MakeDirectory {
+        /// Which.
+        path: RemotePath,
+        /// Parents too; one that exists is fine.
+        parents: bool,
+    },
+}
+
+/// One line of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Path relative to what was asked for; empty for the thing itself.
+    pub path: Vec<u8>,
+    /// What it is.
+    pub kind: ListedKind,
+    /// Length in bytes.
+    pub len: u64,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last modification.
+    pub mtime: Timestamp,
+    /// The file's digest, for Sum.
+    pub digest: Option<[u8; 32]>,
+    /// Why it could not be read, for Sum and recursive List.
+    pub fault: Option<Fault>,
+}
+
+/// What a listed thing is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ListedKind {
+    /// An export: path is its name.
+    Export {
+        /// Whether it may be written.
+        writable: bool,
+    },
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link with its target.
+    Symlink(Vec<u8>),
+    /// A device, FIFO or socket.
+    Special,
+}
