@@ -1,0 +1,1 @@
+//! The client's half of the public interface: connect, transfer, look, read.

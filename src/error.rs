@@ -1,0 +1,129 @@
+//! The library's one error type: what happened, to what, what to do next, and who must act.
+//!
+//! Inside, each module has its own typed errors; they become this one at the edge of the public
+//! interface. Its text is lower case, without a full stop, and does not repeat its source.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use crate::wire::{Fault, FaultCode};
+
+/// Why an operation failed.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    hint: Option<String>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// The classes of failure; each has its exit status in the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A defect of this program.
+    Internal,
+    /// The request makes no sense.
+    Usage,
+    /// The peer can't be reached, the connection was lost, or it does not speak our language.
+    Unreachable,
+    /// Not allowed, or the host's key is unknown or has changed.
+    Denied,
+    /// No such file, directory or export.
+    NotFound,
+    /// A digest did not match after repair.
+    Integrity,
+    /// Local or remote storage: no space, quota, I/O errors.
+    Storage,
+    /// Failures of several kinds; the report lists them.
+    Several,
+    /// The source changed while it was read.
+    SourceChanged,
+    /// The forced transport is not available.
+    TransportUnavailable,
+    /// No progress for too long.
+    TimedOut,
+    /// The destination exists and that was to be an error.
+    Exists,
+    /// The two sides of a comparison differ.
+    Different,
+    /// The peer is at a limit or draining.
+    Busy,
+    /// Cancelled by its owner.
+    Cancelled,
+}
+
+impl ErrorKind {
+    /// Whether the same request may succeed later without anybody mending anything.
+    pub fn is_retryable(self) -> bool {
+        matches!(self, Self::Unreachable | Self::SourceChanged | Self::TimedOut | Self::Busy)
+    }
+
+    /// The class of a fault that crossed the wire or came out of storage.
+    pub fn of_fault(code: FaultCode) -> Self {
+        match code {
+            FaultCode::Invalid | FaultCode::WrongKind | FaultCode::Special => Self::Usage,
+            FaultCode::Protocol | FaultCode::Incompatible | FaultCode::Lost => Self::Unreachable,
+            FaultCode::Denied => Self::Denied,
+            FaultCode::NotFound => Self::NotFound,
+            FaultCode::Exists => Self::Exists,
+            FaultCode::Integrity => Self::Integrity,
+            FaultCode::NoSpace | FaultCode::Storage => Self::Storage,
+            FaultCode::SourceChanged => Self::SourceChanged,
+            FaultCode::Busy => Self::Busy,
+            FaultCode::TimedOut => Self::TimedOut,
+            FaultCode::Cancelled => Self::Cancelled,
+            FaultCode::TransportUnavailable => Self::TransportUnavailable,
+            FaultCode::Internal | FaultCode::Unknown(_) => Self::Internal,
+        }
+    }
+}
+
+impl Error {
+    /// An error of this kind with its one-line message.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), hint: None, source: None }
+    }
+
+    /// The same with what to do next.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The same with what caused it.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// Its class.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// What to do next, where that is known.
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        Self::new(ErrorKind::of_fault(fault.code), fault.text)
+    }
+}

@@ -1,0 +1,104 @@
+//! What a transfer tells while it runs and when it ended: one stream of events, from which bars,
+//! JSON lines and reports are all made.
+
+use std::time::Duration;
+
+use crate::ids::TransferId;
+use crate::wire::message::{HashKind, Outcome};
+use crate::wire::Fault;
+
+/// Running totals of a transfer. They never fall.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Files told by the manifest so far.
+    pub files_seen: u64,
+    /// Bytes of those files.
+    pub bytes_seen: u64,
+    /// The manifest is complete: the two above are totals.
+    pub totals_known: bool,
+    /// Files that ended: published, unchanged or failed.
+    pub files_done: u64,
+    /// Bytes of files that ended plus bytes landed of those under way.
+    pub bytes_done: u64,
+    /// Payload bytes that travelled.
+    pub bytes_moved: u64,
+}
+
+/// Something that happened in a transfer.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// It began; the transport is chosen.
+    Started {
+        /// Its id.
+        transfer: TransferId,
+        /// `rdma`, `tcp`, `local`.
+        transport: &'static str,
+        /// Why this transport and none better.
+        reason: String,
+    },
+    /// Totals moved on. Sent at most ten times a second.
+    Progress(Progress),
+    /// An entry ended.
+    Ended {
+        /// Its path below the destination, as bytes.
+        path: Vec<u8>,
+        /// How.
+        outcome: Outcome,
+        /// Its length, for files.
+        len: u64,
+    },
+    /// Something that a person may want to know and that is no failure.
+    Warning {
+        /// What it is about; may be empty.
+        path: Vec<u8>,
+        /// What it is.
+        fault: Fault,
+    },
+}
+
+/// How a transfer ended.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Report {
+    /// Its id.
+    pub transfer: TransferId,
+    /// `rdma`, `tcp`, `local`.
+    pub transport: &'static str,
+    /// Why this transport and none better.
+    pub reason: String,
+    /// What proved the chunks.
+    pub hash: HashKind,
+    /// Files, links and directories published.
+    pub published: u64,
+    /// Regular files among them.
+    pub files: u64,
+    /// Files that were there already.
+    pub unchanged: u64,
+    /// Entries that failed.
+    pub failed: u64,
+    /// Warnings.
+    pub warnings: u64,
+    /// Payload bytes that travelled.
+    pub bytes_moved: u64,
+    /// Bytes of the published files.
+    pub bytes_published: u64,
+    /// From the request to its end.
+    pub elapsed: Duration,
+    /// The first failures, at most [`Report::FAILURES_LISTED_MAX`], with their paths.
+    pub failures: Vec<(Vec<u8>, Fault)>,
+    /// The kind that decides the exit status, if something failed: the one kind of all failures, or
+    /// [`Several`](crate::ErrorKind::Several).
+    pub failure_kind: Option<crate::ErrorKind>,
+}
+
+impl Report {
+    /// How many failures a report lists with their paths.
+    pub const FAILURES_LISTED_MAX: usize = 100;
+
+    /// Whether every byte that was published was proved by a digest.
+    pub fn verified(&self) -> bool {
+        self.hash != HashKind::None
+    }
+}

@@ -1,0 +1,1 @@
+//! The server's half of the public interface: exports, listening, ending.
