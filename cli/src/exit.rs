@@ -54,6 +54,27 @@ impl From<ExitStatus> for ExitCode {
     }
 }
 
+/// The name of a class of failures in JSON lines.
+pub fn kind_name(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Usage => "usage",
+        ErrorKind::Unreachable => "unreachable",
+        ErrorKind::Denied => "denied",
+        ErrorKind::NotFound => "not_found",
+        ErrorKind::Integrity => "integrity",
+        ErrorKind::Storage => "storage",
+        ErrorKind::Several => "several",
+        ErrorKind::SourceChanged => "source_changed",
+        ErrorKind::TransportUnavailable => "transport_unavailable",
+        ErrorKind::TimedOut => "timed_out",
+        ErrorKind::Exists => "exists",
+        ErrorKind::Different => "different",
+        ErrorKind::Busy => "busy",
+        ErrorKind::Cancelled => "cancelled",
+        _ => "internal",
+    }
+}
+
 /// Each status with its meaning, as help and manual show it.
 pub const TABLE: &[(u8, &str)] = &[
     (0, "done, and verified unless --hash none"),
@@ -105,6 +126,7 @@ mod tests {
     #[test]
     fn every_class_has_its_own_documented_status() {
         let mut seen = Vec::new();
+        let mut names = Vec::new();
         for kind in ErrorKind::ALL {
             let code = ExitStatus::of(*kind).code();
             assert!(
@@ -114,6 +136,11 @@ mod tests {
             assert!(!seen.contains(&code), "{kind:?} shares status {code}");
             assert_ne!(code, 0, "{kind:?}");
             seen.push(code);
+            assert!(
+                !names.contains(&kind_name(*kind)),
+                "{kind:?} shares its name"
+            );
+            names.push(kind_name(*kind));
         }
         // The rest of the table: success, and the signal that is no class of the library.
         let rest = TABLE

@@ -1,9 +1,14 @@
 //! The `rdcp` command: a thin shell around the library.
-mod args;
-mod escape;
-mod exit;
-mod io;
-mod job;
+pub mod args;
+pub mod compare;
+pub mod confirm;
+pub mod escape;
+pub mod exit;
+pub mod io;
+pub mod job;
+pub mod manual;
+pub mod output;
+pub mod quantity;
 pub use exit::ExitStatus;
 pub use io::Io;
 /// x
