@@ -9,7 +9,7 @@ use crate::output::Difference;
 
 /// Which stream something came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub(crate) enum Side {
     /// This host.
     Here,
     /// The server.
@@ -18,7 +18,7 @@ pub enum Side {
 
 /// What is compared of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
+pub(crate) enum Content {
     /// A file with this digest.
     File([u8; 32]),
     /// A file that could not be read; told elsewhere, so it is no difference.
@@ -29,7 +29,7 @@ pub enum Content {
 
 /// Entries that wait for their twin, and the score.
 #[derive(Debug, Default)]
-pub struct Comparison {
+pub(crate) struct Comparison {
     waiting: BTreeMap<Vec<u8>, (Side, Content)>,
     same: u64,
     different: u64,
@@ -37,7 +37,7 @@ pub struct Comparison {
 
 impl Comparison {
     /// Takes an entry; tells if it differs from its twin.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         side: Side,
         path: Vec<u8>,
@@ -74,7 +74,11 @@ impl Comparison {
 
     /// Both streams ended: what still waits has no twin. A side whose listing is not complete can't
     /// be said to miss anything.
-    pub fn end(&mut self, here_complete: bool, there_complete: bool) -> Vec<(Vec<u8>, Difference)> {
+    pub(crate) fn end(
+        &mut self,
+        here_complete: bool,
+        there_complete: bool,
+    ) -> Vec<(Vec<u8>, Difference)> {
         let waiting = std::mem::take(&mut self.waiting);
         let mut missing = Vec::new();
         for (path, (side, content)) in waiting {
@@ -92,12 +96,12 @@ impl Comparison {
     }
 
     /// Files that are the same on both sides.
-    pub fn same(&self) -> u64 {
+    pub(crate) fn same(&self) -> u64 {
         self.same
     }
 
     /// Entries that are not.
-    pub fn different(&self) -> u64 {
+    pub(crate) fn different(&self) -> u64 {
         self.different
     }
 }

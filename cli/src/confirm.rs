@@ -17,7 +17,7 @@ const ANSWER_BYTES_MAX: u64 = 1024;
 const TRIES_MAX: usize = 3;
 
 /// What to do about an unknown host: as the options say, else ask if there is somebody to ask.
-pub fn unknown_host(connection: &ConnectionArgs, interactive: bool) -> UnknownHost {
+pub(crate) fn unknown_host(connection: &ConnectionArgs, interactive: bool) -> UnknownHost {
     if connection.accept_new {
         UnknownHost::AcceptNew
     } else if interactive && terminal().is_ok() {

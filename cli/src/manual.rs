@@ -12,14 +12,14 @@ use crate::args::{self, Cli};
 use crate::exit;
 
 /// The completion script of a shell.
-pub fn completions(shell: Shell) -> Vec<u8> {
+pub(crate) fn completions(shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "rdcp", &mut script);
     script
 }
 
 /// One page as roff: rdcp(1), or that of a command. `None` if there is no such command.
-pub fn page(command: Option<&str>) -> Option<Vec<u8>> {
+pub(crate) fn page(command: Option<&str>) -> Option<Vec<u8>> {
     let pages = commands();
     let name = command.map_or_else(|| "rdcp".to_owned(), |command| format!("rdcp-{command}"));
     let page = pages.iter().find(|page| page.get_name() == name)?;
@@ -28,7 +28,7 @@ pub fn page(command: Option<&str>) -> Option<Vec<u8>> {
 }
 
 /// Writes all pages into a directory and tells how many there are.
-pub fn write_pages(directory: &Path) -> io::Result<usize> {
+pub(crate) fn write_pages(directory: &Path) -> io::Result<usize> {
     std::fs::create_dir_all(directory)?;
     let pages = commands();
     for page in &pages {

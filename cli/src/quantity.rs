@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// `512 B`, `1.5 KiB`, `12.0 GiB`.
-pub fn bytes(count: u64) -> String {
+pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if count < 1024 {
         return format!("{count} B");
@@ -21,19 +21,19 @@ pub fn bytes(count: u64) -> String {
 }
 
 /// Bytes per second; `None` if no time has passed.
-pub fn rate(count: u64, elapsed: Duration) -> Option<String> {
+pub(crate) fn rate(count: u64, elapsed: Duration) -> Option<String> {
     per_second(count, elapsed).map(|value| format!("{}/s", bytes(value)))
 }
 
 /// Whole bytes per second.
-pub fn per_second(count: u64, elapsed: Duration) -> Option<u64> {
+pub(crate) fn per_second(count: u64, elapsed: Duration) -> Option<u64> {
     let nanoseconds = elapsed.as_nanos();
     let value = (u128::from(count) * 1_000_000_000).checked_div(nanoseconds)?;
     Some(u64::try_from(value).unwrap_or(u64::MAX))
 }
 
 /// `0.4 s`, `2 min 05 s`, `3 h 07 min`.
-pub fn duration(elapsed: Duration) -> String {
+pub(crate) fn duration(elapsed: Duration) -> String {
     let seconds = elapsed.as_secs();
     match seconds {
         0..60 => format!("{:.1} s", elapsed.as_secs_f64().min(59.9)),
@@ -43,7 +43,7 @@ pub fn duration(elapsed: Duration) -> String {
 }
 
 /// `0:07`, `12:34`, `1:02:03`: short enough for a bar.
-pub fn clock(left: Duration) -> String {
+pub(crate) fn clock(left: Duration) -> String {
     let seconds = left.as_secs();
     let (hours, minutes, seconds) = (seconds / 3600, seconds % 3600 / 60, seconds % 60);
     if hours > 0 {
@@ -54,7 +54,7 @@ pub fn clock(left: Duration) -> String {
 }
 
 /// `1 file`, `3 files`.
-pub fn counted(count: u64, noun: &str) -> String {
+pub(crate) fn counted(count: u64, noun: &str) -> String {
     let plural = match noun {
         "entry" => "entries".to_owned(),
         _ => format!("{noun}s"),
@@ -67,7 +67,7 @@ pub fn counted(count: u64, noun: &str) -> String {
 }
 
 /// `12.3 ms`, `85 us`: round trips.
-pub fn round_trip(time: Duration) -> String {
+pub(crate) fn round_trip(time: Duration) -> String {
     match time.as_micros() {
         micros @ 0..1000 => format!("{micros} us"),
         _ => format!("{:.2} ms", time.as_secs_f64() * 1000.0),

@@ -144,7 +144,7 @@ fn summary_line(summary: &Summary) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit::ExitStatus;
+    use crate::exit::End;
     use crate::io::tests::captured;
     use crate::output::Output;
     use rdcp::ErrorKind;
@@ -183,7 +183,7 @@ mod tests {
             let mut output = Output::new(io);
             output.begin_copy(quiet, false);
             output.summary(&summary());
-            output.finish(ExitStatus::DONE, None);
+            output.finish(End::DONE);
             assert_eq!((out.text().as_str(), err.text().as_str()), ("", expected));
         }
     }

@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::listing::{kind_name, timestamp};
 use super::{Difference, JsonTo, PingReport, Summary, chain, hash_name, hex};
 use crate::escape;
-use crate::exit::{ExitStatus, kind_name as error_kind_name};
+use crate::exit::{End, ExitStatus, kind_name as error_kind_name};
 use crate::io::Io;
 
 /// Version of the format.
@@ -410,14 +410,14 @@ impl Json {
         self.put(io, "ping", body);
     }
 
-    pub(super) fn finish(&mut self, io: &mut Io, status: ExitStatus, kind: Option<ErrorKind>) {
+    pub(super) fn finish(&mut self, io: &mut Io, end: End) {
         if self.ended {
             return;
         }
         let body = SummaryBody {
-            exit_status: status.code(),
-            kind: kind.map(error_kind_name),
-            retryable: kind.is_some_and(is_retryable),
+            exit_status: end.status.code(),
+            kind: end.kind.map(error_kind_name),
+            retryable: end.kind.is_some_and(is_retryable),
             totals: self.summary.take(),
         };
         self.put(io, "summary", body);
@@ -494,9 +494,9 @@ mod tests {
         let mut output = Output::new(io);
         output.use_json(to);
         run(&mut output);
-        output.finish(ExitStatus::of(ErrorKind::Busy), Some(ErrorKind::Busy));
+        output.finish(End::of(ErrorKind::Busy));
         // A second end adds nothing, nor does what comes late.
-        output.finish(ExitStatus::DONE, None);
+        output.finish(End::DONE);
         output.error(&Error::new(ErrorKind::Internal, "late"));
         let (told, silent) = match to {
             JsonTo::Stdout => (out, err),

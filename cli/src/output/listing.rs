@@ -8,12 +8,12 @@ use crate::escape;
 use crate::quantity::{bytes, counted, round_trip};
 
 /// One harmless line with the name.
-pub fn short(path: &[u8]) -> String {
+pub(crate) fn short(path: &[u8]) -> String {
     escape::path_whole(path)
 }
 
 /// Kind and mode, owner, size in bytes, time, name.
-pub fn long(path: &[u8], listed: &Listed) -> String {
+pub(crate) fn long(path: &[u8], listed: &Listed) -> String {
     let name = escape::path_whole(path);
     let target = match &listed.kind {
         ListedKind::Export { writable } => {
@@ -33,7 +33,7 @@ pub fn long(path: &[u8], listed: &Listed) -> String {
 }
 
 /// What one thing is, a property a line.
-pub fn block(place: &str, listed: &Listed) -> String {
+pub(crate) fn block(place: &str, listed: &Listed) -> String {
     let mut lines = vec![format!("  path: {}", escape::text(place))];
     lines.push(format!("  kind: {}", kind_name(&listed.kind)));
     if let ListedKind::Symlink(target) = &listed.kind {
@@ -70,7 +70,7 @@ pub fn block(place: &str, listed: &Listed) -> String {
 }
 
 /// What a listed thing is, in a word.
-pub fn kind_name(kind: &ListedKind) -> &'static str {
+pub(crate) fn kind_name(kind: &ListedKind) -> &'static str {
     match kind {
         ListedKind::Export { .. } => "export",
         ListedKind::File => "file",
@@ -81,7 +81,7 @@ pub fn kind_name(kind: &ListedKind) -> &'static str {
 }
 
 /// Round trips and transports.
-pub fn ping(report: &PingReport) -> String {
+pub(crate) fn ping(report: &PingReport) -> String {
     let mut lines = vec![
         format!(
             "{}: {}, level {}",
@@ -150,7 +150,7 @@ fn time_text(time: Timestamp, format: &str) -> String {
 }
 
 /// The library's time stamp as jiff's, if it is within its years.
-pub fn timestamp(time: Timestamp) -> Option<jiff::Timestamp> {
+pub(crate) fn timestamp(time: Timestamp) -> Option<jiff::Timestamp> {
     let nanoseconds = i32::try_from(time.nanoseconds).ok()?;
     jiff::Timestamp::new(time.seconds, nanoseconds).ok()
 }

@@ -6,8 +6,8 @@
 mod bar;
 mod human;
 mod json;
-pub mod listing;
-pub mod sum_line;
+pub(crate) mod listing;
+pub(crate) mod sum_line;
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use rdcp::wire::Fault;
 use rdcp::wire::message::{Listed, TransportOffer};
 use rdcp::{Error, ErrorKind};
 
-use crate::exit::ExitStatus;
+use crate::exit::{End, ExitStatus};
 use crate::io::Io;
 
 use human::Human;
 use json::Json;
 
 /// The voice of a run.
-pub struct Output {
+pub(crate) struct Output {
     io: Io,
     voice: Voice,
 }
@@ -36,7 +36,7 @@ enum Voice {
 
 /// Where JSON lines go.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum JsonTo {
+pub(crate) enum JsonTo {
     /// As usual.
     Stdout,
     /// When standard output carries a file.
@@ -45,31 +45,31 @@ pub enum JsonTo {
 
 /// How a copy ended, as both voices tell it.
 #[derive(Clone, Debug)]
-pub struct Summary {
+pub(crate) struct Summary {
     /// `rdma`, `tcp`, `local`.
-    pub transport: String,
+    pub(crate) transport: String,
     /// Why this and none better.
-    pub reason: String,
+    pub(crate) reason: String,
     /// What proved the chunks.
-    pub hash: HashKind,
+    pub(crate) hash: HashKind,
     /// Entries published.
-    pub published: u64,
+    pub(crate) published: u64,
     /// Files among them.
-    pub files: u64,
+    pub(crate) files: u64,
     /// Files that were there.
-    pub unchanged: u64,
+    pub(crate) unchanged: u64,
     /// Entries that failed.
-    pub failed: u64,
+    pub(crate) failed: u64,
     /// Warnings.
-    pub warnings: u64,
+    pub(crate) warnings: u64,
     /// Bytes of published files.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Bytes that travelled.
-    pub bytes_moved: u64,
+    pub(crate) bytes_moved: u64,
     /// How long it took.
-    pub elapsed: Duration,
+    pub(crate) elapsed: Duration,
     /// The first failures.
-    pub failures: Vec<(Vec<u8>, Fault)>,
+    pub(crate) failures: Vec<(Vec<u8>, Fault)>,
 }
 
 impl From<&Report> for Summary {
@@ -93,17 +93,17 @@ impl From<&Report> for Summary {
 
 /// Round trips to a server.
 #[derive(Clone, Debug)]
-pub struct PingReport {
+pub(crate) struct PingReport {
     /// `host:port`, as it is written.
-    pub server: String,
+    pub(crate) server: String,
     /// Name and release of what answered.
-    pub software: String,
+    pub(crate) software: String,
     /// Feature level that both speak.
-    pub level: u16,
+    pub(crate) level: u16,
     /// Each round trip; at least one.
-    pub round_trips: Vec<Duration>,
+    pub(crate) round_trips: Vec<Duration>,
     /// What it offers.
-    pub transports: Vec<TransportOffer>,
+    pub(crate) transports: Vec<TransportOffer>,
 }
 
 impl PingReport {
@@ -121,7 +121,7 @@ impl PingReport {
 
 /// How an entry of a comparison differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Difference {
+pub(crate) enum Difference {
     /// It is on the server only.
     MissingHere,
     /// It is on this side only.
@@ -134,7 +134,7 @@ pub enum Difference {
 
 impl Output {
     /// Speaks to people until told otherwise.
-    pub fn new(io: Io) -> Self {
+    pub(crate) fn new(io: Io) -> Self {
         Self {
             io,
             voice: Voice::Human(Human::default()),
@@ -142,36 +142,36 @@ impl Output {
     }
 
     /// Speaks to programs from now on.
-    pub fn use_json(&mut self, to: JsonTo) {
+    pub(crate) fn use_json(&mut self, to: JsonTo) {
         self.voice = Voice::Json(Json::new(to));
     }
 
     /// The streams, for what is the same in both voices: help, scripts, a file's content.
-    pub fn io(&mut self) -> &mut Io {
+    pub(crate) fn io(&mut self) -> &mut Io {
         &mut self.io
     }
 
     /// Whether a question may be asked: a person is watching and no program is listening.
-    pub fn is_interactive(&self) -> bool {
+    pub(crate) fn is_interactive(&self) -> bool {
         matches!(self.voice, Voice::Human(_)) && self.io.stderr.is_terminal()
     }
 
     /// A copy begins. `bar`: a person may see how it goes on.
-    pub fn begin_copy(&mut self, quiet: bool, bar: bool) {
+    pub(crate) fn begin_copy(&mut self, quiet: bool, bar: bool) {
         if let Voice::Human(human) = &mut self.voice {
             human.begin_copy(quiet, bar && self.io.stderr.is_terminal());
         }
     }
 
     /// The id that stands in every JSON line from now on.
-    pub fn set_transfer(&mut self, transfer: &str) {
+    pub(crate) fn set_transfer(&mut self, transfer: &str) {
         if let Voice::Json(json) = &mut self.voice {
             json.set_transfer(transfer);
         }
     }
 
     /// Something happened in a copy.
-    pub fn event(&mut self, event: &Event) {
+    pub(crate) fn event(&mut self, event: &Event) {
         match &mut self.voice {
             Voice::Human(human) => human.event(&mut self.io, event),
             Voice::Json(json) => json.event(&mut self.io, event),
@@ -179,7 +179,7 @@ impl Output {
     }
 
     /// Totals as they are now; called as often as it suits the caller.
-    pub fn progress(&mut self, progress: Progress) {
+    pub(crate) fn progress(&mut self, progress: Progress) {
         match &mut self.voice {
             Voice::Human(human) => human.progress(progress),
             Voice::Json(json) => json.progress(&mut self.io, progress),
@@ -187,14 +187,14 @@ impl Output {
     }
 
     /// A first signal came and the copy is being ended in order.
-    pub fn stopping(&mut self) {
+    pub(crate) fn stopping(&mut self) {
         if let Voice::Human(human) = &mut self.voice {
             human.stopping(&mut self.io);
         }
     }
 
     /// How a copy ended, if it ran to its end.
-    pub fn summary(&mut self, summary: &Summary) {
+    pub(crate) fn summary(&mut self, summary: &Summary) {
         match &mut self.voice {
             Voice::Human(human) => human.summary(&mut self.io, summary),
             Voice::Json(json) => json.set_summary(summary),
@@ -202,7 +202,7 @@ impl Output {
     }
 
     /// Why something that was asked for was not done.
-    pub fn error(&mut self, error: &Error) {
+    pub(crate) fn error(&mut self, error: &Error) {
         match &mut self.voice {
             Voice::Human(human) => human.error(&mut self.io, error),
             Voice::Json(json) => json.error(&mut self.io, error),
@@ -210,7 +210,7 @@ impl Output {
     }
 
     /// An entry that could not be looked at.
-    pub fn entry_failed(&mut self, path: &[u8], fault: &Fault) {
+    pub(crate) fn entry_failed(&mut self, path: &[u8], fault: &Fault) {
         match &mut self.voice {
             Voice::Human(human) => human.entry_failed(&mut self.io, path, fault),
             Voice::Json(json) => json.entry_failed(&mut self.io, path, fault),
@@ -218,7 +218,7 @@ impl Output {
     }
 
     /// A heading between listings of several directories.
-    pub fn heading(&mut self, text: &str, first: bool) {
+    pub(crate) fn heading(&mut self, text: &str, first: bool) {
         if let Voice::Human(_) = self.voice {
             let gap = if first { "" } else { "\n" };
             self.io
@@ -228,7 +228,7 @@ impl Output {
     }
 
     /// An entry of a listing under the name `path`.
-    pub fn entry(&mut self, path: &[u8], listed: &Listed, long: bool) {
+    pub(crate) fn entry(&mut self, path: &[u8], listed: &Listed, long: bool) {
         match &mut self.voice {
             Voice::Human(_) => {
                 let line = if long {
@@ -244,9 +244,12 @@ impl Output {
     }
 
     /// What one thing is.
-    pub fn stat(&mut self, place: &str, path: &[u8], listed: &Listed) {
+    pub(crate) fn stat(&mut self, place: &str, path: &[u8], listed: &Listed, first: bool) {
         match &mut self.voice {
             Voice::Human(_) => {
+                if !first {
+                    self.io.stdout.write(b"\n");
+                }
                 let block = listing::block(place, listed);
                 self.io.stdout.write(block.as_bytes());
                 self.io.stdout.flush();
@@ -256,7 +259,7 @@ impl Output {
     }
 
     /// A file's digest.
-    pub fn digest(&mut self, path: &[u8], digest: &[u8; 32], hash: HashKind, len: u64) {
+    pub(crate) fn digest(&mut self, path: &[u8], digest: &[u8; 32], hash: HashKind, len: u64) {
         match &mut self.voice {
             Voice::Human(_) => {
                 let line = sum_line::line(digest, path, self.io.stdout.is_terminal());
@@ -268,7 +271,7 @@ impl Output {
     }
 
     /// An entry of a comparison that is not the same on both sides.
-    pub fn difference(&mut self, path: &[u8], difference: Difference) {
+    pub(crate) fn difference(&mut self, path: &[u8], difference: Difference) {
         match &mut self.voice {
             Voice::Human(_) => {
                 let what = match difference {
@@ -286,14 +289,14 @@ impl Output {
     }
 
     /// A sentence for a watching person.
-    pub fn remark(&mut self, text: &str) {
+    pub(crate) fn remark(&mut self, text: &str) {
         if self.is_interactive() {
             self.io.stderr.line(text);
         }
     }
 
     /// Round trips to a server.
-    pub fn ping(&mut self, report: &PingReport) {
+    pub(crate) fn ping(&mut self, report: &PingReport) {
         match &mut self.voice {
             Voice::Human(_) => self.io.stdout.line(&listing::ping(report)),
             Voice::Json(json) => json.ping(&mut self.io, report),
@@ -301,28 +304,28 @@ impl Output {
     }
 
     /// The run ends. JSON gets its summary, exactly once, however often this is called.
-    pub fn finish(&mut self, status: ExitStatus, kind: Option<ErrorKind>) -> ExitStatus {
+    pub(crate) fn finish(&mut self, end: End) -> ExitStatus {
         match &mut self.voice {
             Voice::Human(human) => human.finish(),
-            Voice::Json(json) => json.finish(&mut self.io, status, kind),
+            Voice::Json(json) => json.finish(&mut self.io, end),
         }
         self.io.stdout.flush();
         self.io.stderr.flush();
         // Output that was asked for and is missing is a failure, unless its reader went away.
         let lost = self.io.stdout.failure().map(ToString::to_string);
-        if let (Some(reason), ExitStatus::DONE) = (lost, status) {
+        if let (Some(reason), ExitStatus::DONE) = (lost, end.status) {
             let reason = crate::escape::text(&reason);
             self.io
                 .stderr
                 .line(&format!("rdcp: standard output: {reason}"));
             return ExitStatus::of(ErrorKind::Storage);
         }
-        status
+        end.status
     }
 }
 
 /// The digest's name as options and `*sum` tools spell it.
-pub fn hash_name(hash: HashKind) -> &'static str {
+pub(crate) fn hash_name(hash: HashKind) -> &'static str {
     match hash {
         HashKind::Blake3 => "blake3",
         HashKind::Sha256 => "sha256",
@@ -331,7 +334,7 @@ pub fn hash_name(hash: HashKind) -> &'static str {
 }
 
 /// A digest as `*sum` tools print it.
-pub fn hex(digest: &[u8; 32]) -> String {
+pub(crate) fn hex(digest: &[u8; 32]) -> String {
     use std::fmt::Write as _;
     digest
         .iter()
@@ -381,7 +384,7 @@ mod tests {
             };
             let mut output = Output::new(io);
             output.io().stdout.line("x");
-            assert_eq!(output.finish(ExitStatus::DONE, None).code(), expected);
+            assert_eq!(output.finish(End::DONE).code(), expected);
         }
     }
 }

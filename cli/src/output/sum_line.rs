@@ -5,7 +5,7 @@ use crate::escape;
 
 /// `<hex>  path` with its line end. As in coreutils, a name with a backslash, line feed or carriage return is
 /// escaped and the line starts with a backslash. On a terminal the name is made harmless as well.
-pub fn line(digest: &[u8; 32], path: &[u8], terminal: bool) -> Vec<u8> {
+pub(crate) fn line(digest: &[u8; 32], path: &[u8], terminal: bool) -> Vec<u8> {
     let needs_escape = path
         .iter()
         .any(|byte| matches!(byte, b'\\' | b'\n' | b'\r'));
