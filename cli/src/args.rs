@@ -40,23 +40,27 @@ const FAILURES: &str = "When something fails";
         rdcp://host:port/export/path. An export is a directory that a server offers under a name; \
         'rdcp ls host:/' lists those that you may see. Whatever has a colon before its first slash is \
         remote; write ./a:b for a local file of that name.",
-    after_help = "Try 'rdcp help COMMAND' for the options of a command, and --help for more.",
+    after_help = "'rdcp COMMAND -h' shows the options of a command, --help tells more.",
     after_long_help = long_tail(MAIN_EXAMPLES),
     styles = STYLES,
     max_term_width = 100,
     subcommand_required = true,
     arg_required_else_help = true,
-    disable_help_subcommand = false,
-    propagate_version = true
+    disable_help_flag = true
 )]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
 
-    /// Tell more on standard error: what the library does, with transfer ids (-vv: details, -vvv: all)
+    /// Log what happens on standard error, with transfer ids; -vv and -vvv tell more
     #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = GENERAL)]
     pub(crate) verbose: u8,
+
+    /// Show help; -h is short, --help has examples and the exit statuses
+    // Ours instead of clap's, so that it does not stand before the options that are looked for.
+    #[arg(short, long, global = true, action = clap::ArgAction::Help, help_heading = GENERAL)]
+    help: Option<bool>,
 }
 
 /// The commands.

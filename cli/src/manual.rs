@@ -64,7 +64,7 @@ fn render(command: &Command) -> io::Result<Vec<u8>> {
     let man = Man::new(command.clone()).manual("rdcp manual").date("");
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
+    synopsis(command).to_writer(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
     if command.has_subcommands() {
@@ -72,6 +72,19 @@ fn render(command: &Command) -> io::Result<Vec<u8>> {
     }
     own_sections(command.get_name()).to_writer(&mut page)?;
     Ok(page)
+}
+
+/// The usage line as help shows it; a list of all options says less.
+fn synopsis(command: &Command) -> Roff {
+    let usage = command.clone().render_usage().to_string();
+    let usage = usage
+        .trim_start_matches("Usage: ")
+        .trim_end()
+        .replace("rdcp-", "rdcp ");
+    let mut roff = Roff::new();
+    roff.control("SH", ["SYNOPSIS"]);
+    roff.text([roman(usage)]);
+    roff
 }
 
 /// What the definition of the arguments does not know.
