@@ -44,7 +44,16 @@ pub const TEXT_BYTES_MAX: usize = 1024;
 /// Payload bytes behind one reply header on a data connection. A piece of this size is still in
 /// the second-level cache when it is hashed.
 pub const SEGMENT_BYTES_MAX: u32 = 256 << 10;
+/// Most data connections of one session.
+pub const STREAMS_MAX: usize = 64;
+/// Longest name of an export, in bytes.
+pub const EXPORT_NAME_BYTES_MAX: usize = 64;
+/// Most lines in one LISTING message.
+pub const LISTING_LINES_MAX: usize = 512;
+/// A LISTING message is sent once its lines reach about this many bytes.
+pub const LISTING_BYTES_TARGET: usize = 128 << 10;
 
+const _: () = assert!(LISTING_BYTES_TARGET + PATH_BYTES_MAX * 2 + TEXT_BYTES_MAX < FRAME_BYTES_MAX);
 const _: () = assert!(PACK_FILE_BYTES_MAX <= PACK_BYTES_MAX);
 const _: () = assert!(PACK_BYTES_MAX <= WINDOW_BYTES);
 const _: () = assert!(WINDOW_BYTES <= REGION_CREDIT_BYTES_DEFAULT);

@@ -9,14 +9,14 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::engine::LaneId;
 use crate::ids::{ConnectionId, RegionId, SessionId, TransferId};
 use crate::lane::{ConnectionKeys, EventSink, Fetch, LaneEvent, Lanes, ServedRegion};
-use crate::session::control::Outbox;
+use crate::session::control::{ControlError, ControlWriter};
 use crate::wire::message::Envelope;
-use crate::wire::{Fault, Message};
+use crate::wire::{Fault, FaultCode, Message};
 
 /// Bits of a region id or fetch token that count within one transfer.
 const NUMBER_SHIFT: u32 = 40;
@@ -39,18 +39,20 @@ pub(crate) enum Inbound {
 /// The session as transfers see it.
 pub(crate) struct Peer {
     pub(crate) id: SessionId,
-    outbox: Outbox,
+    writer: ControlWriter,
     lanes: Lanes,
     routes: RwLock<Routes>,
     connections: Mutex<Connections>,
     numbers: AtomicU32,
+    lost: Notify,
+    over: watch::Sender<Option<Fault>>,
 }
 
 #[derive(Default)]
 struct Routes {
     by_transfer: HashMap<TransferId, mpsc::UnboundedSender<Inbound>>,
     by_number: HashMap<u32, mpsc::UnboundedSender<Inbound>>,
-    over: Option<Fault>,
+    over: bool,
 }
 
 #[derive(Default)]
@@ -69,14 +71,16 @@ pub(crate) struct Seat {
 }
 
 impl Peer {
-    pub(crate) fn new(id: SessionId, outbox: Outbox, lanes: Lanes) -> Arc<Self> {
+    pub(crate) fn new(id: SessionId, writer: ControlWriter, lanes: Lanes) -> Arc<Self> {
         Arc::new(Self {
             id,
-            outbox,
+            writer,
             lanes,
             routes: RwLock::default(),
             connections: Mutex::default(),
             numbers: AtomicU32::new(1),
+            lost: Notify::new(),
+            over: watch::Sender::new(None),
         })
     }
 
@@ -88,7 +92,7 @@ impl Peer {
         // exactly once.
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
-        if routes.over.is_some() || routes.by_transfer.contains_key(&transfer) {
+        if routes.over || routes.by_transfer.contains_key(&transfer) {
             return None;
         }
         for &(lane, _) in &connections.up {
@@ -107,7 +111,16 @@ impl Peer {
 
     /// Says something to the peer.
     pub(crate) fn say(&self, transfer: TransferId, message: Message) {
-        self.outbox.send(Envelope { transfer, message });
+        if let Err(error) = self.writer.send(&Envelope { transfer, message }) {
+            match error {
+                // The reader finds out as well, and ends the session.
+                ControlError::Closed => {}
+                error => {
+                    tracing::warn!(session = %self.id, %transfer, %error, "can't speak to the peer");
+                    self.writer.abort();
+                }
+            }
+        }
     }
 
     /// Hands a message to its transfer. Gives it back if no such transfer has a seat.
@@ -173,12 +186,35 @@ impl Peer {
         }
         {
             let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
-            if routes.over.is_none() {
-                routes.over = Some(fault.clone());
+            if !routes.over {
+                routes.over = true;
+                self.over.send_replace(Some(fault.clone()));
                 routes.tell(|| Inbound::Over(fault.clone()));
             }
         }
         self.drop_connections();
+        self.lost.notify_waiters();
+        self.lost.notify_one();
+    }
+
+    /// Why the session is over, if it is.
+    pub(crate) fn over(&self) -> Option<Fault> {
+        self.over.borrow().clone()
+    }
+
+    /// Waits for the session's end.
+    pub(crate) async fn closed(&self) -> Fault {
+        let mut over = self.over.subscribe();
+        // The sender lives in `self`, so the wait can't fail.
+        match over.wait_for(Option::is_some).await {
+            Ok(fault) => fault.clone().unwrap_or_else(ended),
+            Err(_) => ended(),
+        }
+    }
+
+    /// Waits until a data connection is lost, or was since the last call.
+    pub(crate) async fn connection_lost(&self) {
+        self.lost.notified().await;
     }
 
     fn lane_event(&self, lane: LaneId, event: LaneEvent) {
@@ -188,6 +224,7 @@ impl Peer {
             connections.up.retain(|(known, _)| *known != lane);
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
             routes.tell(|| Inbound::LaneDown(lane));
+            self.lost.notify_one();
             return;
         }
         let Some((number, event)) = localise(event) else { return };
@@ -209,6 +246,10 @@ impl Routes {
             let _ = sender.send(inbound());
         }
     }
+}
+
+fn ended() -> Fault {
+    Fault::new(FaultCode::Lost, "the session ended")
 }
 
 /// Splits the transfer's number off the ids in an event.
