@@ -46,6 +46,9 @@ pub const RAILS_MAX: usize = 16;
 pub const TRANSPORTS_MAX: usize = 8;
 /// Largest frame body before the peer has said Hello, in bytes: an unknown peer costs no more.
 pub const GREETING_BYTES_MAX: usize = 8 << 10;
+/// Bytes that may wait on a control connection to be written. All credits that a peer may give come
+/// to less; a peer that lets more gather asks without reading.
+pub const OUTBOUND_BYTES_MAX: usize = 64 << 20;
 /// How often a chunk is read again after its digest did not match.
 pub const REPAIRS_MAX: u32 = 3;
 /// Longest text in a fault, greeting or log line from a peer, in bytes.
