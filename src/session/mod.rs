@@ -10,3 +10,6 @@ pub mod data;
 pub mod host_key;
 pub mod known_hosts;
 pub mod tls;
+
+#[cfg(test)]
+mod tests;
