@@ -44,6 +44,13 @@ pub const TEXT_BYTES_MAX: usize = 1024;
 /// Payload bytes behind one reply header on a data connection. A piece of this size is still in
 /// the second-level cache when it is hashed.
 pub const SEGMENT_BYTES_MAX: u32 = 256 << 10;
+/// Names of directories being walked that one walk keeps in memory, in bytes; more are sorted on
+/// disk.
+pub const WALK_NAMES_BYTES_MAX: usize = 16 << 20;
+/// Inodes with several links that a walk keeps in memory; more are kept on disk.
+pub const LINKS_IN_MEMORY_MAX: usize = 64 << 10;
+/// Directories that one source holds open.
+pub const DIRECTORIES_OPEN_MAX: usize = 48;
 
 const _: () = assert!(PACK_FILE_BYTES_MAX <= PACK_BYTES_MAX);
 const _: () = assert!(PACK_BYTES_MAX <= WINDOW_BYTES);

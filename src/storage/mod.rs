@@ -7,12 +7,30 @@
 
 pub mod at;
 pub mod error;
+pub mod extents;
+pub mod file;
 pub mod identity;
+pub mod operations;
 pub mod root;
+pub mod source;
 pub mod status;
+pub mod version;
 pub mod xattr;
 
+mod directory;
+mod links;
+mod names;
+mod pack;
+mod proof;
+mod scratch;
+mod tour;
+mod walk;
+
 pub use error::StorageError;
+pub use file::{DirectIo, SinkFile, SourceFile};
 pub use identity::Identity;
+pub use pack::PackFilled;
 pub use root::{LastSymlink, Root};
+pub use source::{OpenSource, Source, SourceSpec, WalkOptions};
 pub use status::Status;
+pub use version::version_of;
