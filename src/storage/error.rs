@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::wire::{Fault, FaultCode};
 
 /// Longest path that a fault's text shows, in bytes before escaping; the end is what tells most.
-const PATH_SHOWN_BYTES_MAX: usize = 200;
+const PATH_SHOWN_BYTES_MAX: usize = 160;
 
 /// An operation on a file that failed.
 #[derive(Debug)]
@@ -126,10 +126,10 @@ impl fmt::Display for ShownPath<'_> {
         }
         for chunk in self.0[cut..].utf8_chunks() {
             for character in chunk.valid().chars() {
-                if character.is_control() || character == '\\' {
-                    write!(f, "{}", character.escape_default())?;
-                } else {
-                    f.write_char(character)?;
+                match u8::try_from(character) {
+                    Ok(byte @ (..b' ' | b'\\' | 0x7f)) => write!(f, "{}", byte.escape_ascii())?,
+                    _ if character.is_control() => write!(f, "{}", character.escape_unicode())?,
+                    _ => f.write_char(character)?,
                 }
             }
             for byte in chunk.invalid() {
@@ -197,10 +197,12 @@ mod tests {
     fn shown_paths_are_escaped_and_cut() {
         assert_eq!(
             ShownPath(b"a\nb\x1b\xff\\").to_string(),
-            "a\\nb\\u{1b}\\xff\\\\"
+            "a\\nb\\x1b\\xff\\\\"
         );
         assert_eq!(ShownPath("grün".as_bytes()).to_string(), "grün");
-        let long = ShownPath(&[0xff; 5000]).to_string();
-        assert!(long.starts_with("...") && long.len() < crate::limits::TEXT_BYTES_MAX);
+        for worst in [&b"\xff"[..], b"\x1b", "\u{80}".as_bytes()] {
+            let long = StorageError::new("open", worst.repeat(5000), Errno::LOOP).fault().text;
+            assert!(long.len() < crate::limits::TEXT_BYTES_MAX, "{}", long.len());
+        }
     }
 }

@@ -86,6 +86,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     const BLOCK: u64 = 64 << 10;
+    const BLOCK_OF_ONES: [u8; 64 << 10] = [1; 64 << 10];
 
     fn range(start: u64, end: u64) -> ByteRange {
         ByteRange { start, end }
@@ -95,8 +96,8 @@ mod tests {
     fn sparse() -> std::fs::File {
         let file = tempfile::tempfile().unwrap();
         file.set_len(10 * BLOCK).unwrap();
-        file.write_all_at(&[1; BLOCK as usize], 2 * BLOCK).unwrap();
-        file.write_all_at(&[1; BLOCK as usize], 5 * BLOCK).unwrap();
+        file.write_all_at(&BLOCK_OF_ONES, 2 * BLOCK).unwrap();
+        file.write_all_at(&BLOCK_OF_ONES, 5 * BLOCK).unwrap();
         file
     }
 

@@ -18,7 +18,6 @@ use super::proof::sum_file;
 use super::root::{LastSymlink, Root};
 use super::source::read_at;
 use super::status::Status;
-use super::version::version_of;
 use super::walk::{Found, OwnFiles, Step, Trouble, TroubleAt, Walk};
 use crate::ids::EntryId;
 use crate::limits::WALK_NAMES_BYTES_MAX;
@@ -57,9 +56,20 @@ pub fn list(
     recursive: bool,
     output: &mut Output<'_>,
 ) -> Result<(), StorageError> {
-    let Some(mut tree) = Tree::begin(root, path, OwnFiles::Hidden)? else {
-        (output.tell)(stat(root, path)?);
-        return Ok(());
+    let mut tree = match Tree::begin(root, path, OwnFiles::Hidden) {
+        Ok(Some(tree)) => tree,
+        Ok(None) => {
+            (output.tell)(stat(root, path)?);
+            return Ok(());
+        }
+        // A link that leads nowhere, or outside, can be listed itself.
+        Err(error) => match stat(root, path) {
+            Ok(line) if matches!(line.kind, ListedKind::Symlink(_)) => {
+                (output.tell)(line);
+                return Ok(());
+            }
+            _ => return Err(error),
+        },
     };
     while let Some(step) = tree.next("list", path, output.cancelled)? {
         match step {
@@ -375,7 +385,7 @@ fn sum_open(
             return Err(cancelled_error("sum", path));
         }
         let after = Status::of(&file).map_err(|errno| StorageError::new("look at", path, errno))?;
-        if version_of(&after) == version_of(&status) {
+        if after.same_content(&status) {
             return match summed {
                 Ok(digest) => Ok((status, digest)),
                 Err(error) => Err(StorageError::new("read", path, error)),

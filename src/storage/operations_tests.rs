@@ -55,6 +55,8 @@ fn lists_are_sorted_and_hide_our_own_files() {
     assert_eq!(paths(&deep), ["file", "sub", "sub/deep", "sub/other", "up"]);
     let one = lines(|output| list(&root, b"d/file", false, output)).unwrap();
     assert_eq!(paths(&one), [""]);
+    let link = lines(|output| list(&root, b"d/up", false, output)).unwrap();
+    assert_eq!(link[0].kind, ListedKind::Symlink(b"../..".to_vec()));
     let error = lines(|output| list(&root, b"none", false, output)).unwrap_err();
     assert_eq!(error.code(), FaultCode::NotFound);
 }
@@ -142,6 +144,30 @@ fn trees_deeper_than_the_open_directories_are_removed() {
     fs::create_dir_all(top.path().join("d").join(deep)).unwrap();
     remove(&open(top.path()), b"d", true, &never).unwrap();
     assert!(!top.path().join("d").exists());
+}
+
+#[test]
+fn other_mounts_are_not_removed() {
+    let top = tree();
+    let inner = top.path().join("d/sub/deep");
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "none"])
+        .arg(&inner)
+        .status()
+        .is_ok_and(|status| status.success());
+    if !mounted {
+        eprintln!("SKIPPED: can't mount a tmpfs here");
+        return;
+    }
+    fs::write(inner.join("f"), "x").unwrap();
+    let root = open(top.path());
+    let outer = remove(&root, b"d", true, &never);
+    let itself = remove(&root, b"d/sub/deep", true, &never);
+    let kept = inner.join("f").exists();
+    assert!(std::process::Command::new("umount").arg(&inner).status().unwrap().success());
+    assert_eq!(outer.unwrap_err().code(), FaultCode::Busy);
+    assert_eq!(itself.unwrap_err().code(), FaultCode::Busy);
+    assert!(kept && !top.path().join("d/file").exists());
 }
 
 #[test]

@@ -102,11 +102,10 @@ impl Source {
         let failed = |error: io::Error| StorageError::new("read", location.path(), error);
         let read = read_full(&file, room).map_err(failed)?;
         let after = Status::of(&file).map_err(|errno| failed(errno.into()))?;
-        let version = version_of(&before);
-        if read < room.len() || version != version_of(&after) {
+        if read < room.len() || !before.same_content(&after) {
             return Ok(Reading::Changed);
         }
-        Ok(Reading::Whole(version, read))
+        Ok(Reading::Whole(version_of(&before), read))
     }
 }
 

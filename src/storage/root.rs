@@ -69,6 +69,7 @@ impl Root {
         let directory = openat(CWD, path, flags, Mode::empty())
             .map_err(|errno| StorageError::new("open", shown, errno))?;
         refuse_kernel_file_systems(&directory, shown)?;
+        probe(&directory, shown)?;
         Ok(Self {
             directory,
             path: path.to_owned(),
@@ -200,6 +201,16 @@ impl AsFd for Root {
 pub(crate) fn special(path: &[u8]) -> StorageError {
     let text = "neither file, directory nor symbolic link";
     StorageError::refused("open", path, FaultCode::Special, text)
+}
+
+/// Whether openat2(2) works at all: a kernel before 5.6 answers ENOSYS, an old seccomp profile EPERM.
+/// The directory could just be opened, so neither has to do with it.
+fn probe(directory: &OwnedFd, path: &[u8]) -> Result<(), StorageError> {
+    match open2(directory, b".", OFlags::PATH, Mode::empty(), beneath()) {
+        Err(Errno::NOSYS | Errno::PERM) => Err(StorageError::new("open", path, Errno::NOSYS)),
+        Err(errno) => Err(StorageError::new("open", path, errno)),
+        Ok(_) => Ok(()),
+    }
 }
 
 fn beneath() -> ResolveFlags {

@@ -11,11 +11,12 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fcntl_setfl};
 
 use super::at;
 use super::directory::{Directory, OpenDirectories};
@@ -132,6 +133,13 @@ impl Source {
     /// Whether the open file still has this version. A file that can't be looked at has not.
     pub fn unchanged(&self, file: &dyn SourceFile, version: Version) -> bool {
         Status::of(file.as_fd()).is_ok_and(|status| version_of(&status) == version)
+    }
+
+    /// Makes the next reads of `range` come from the device, as far as the kernel can forget it:
+    /// a proof that did not match is computed afresh.
+    pub fn drop_cache(&self, file: &dyn SourceFile, range: ByteRange) {
+        // Only a hint: pages that are dirty or mapped stay, and are the file's content anyway.
+        let _ = fadvise(file.as_fd(), range.start, NonZeroU64::new(range.len()), Advice::DontNeed);
     }
 
     /// The entry is settled: nothing will be asked of it any more.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -50,21 +50,23 @@ fn manifest(source: &Source) -> Vec<Item> {
 }
 
 fn entries(items: &[Item]) -> Vec<&Entry> {
-    let entry = |item| match item {
-        &Item::Entry(ref entry) => Some(entry),
-        _ => None,
-    };
-    items.iter().filter_map(entry).collect()
+    let mut entries = Vec::new();
+    for item in items {
+        if let Item::Entry(entry) = item {
+            entries.push(entry);
+        }
+    }
+    entries
 }
 
 fn skipped(items: &[Item]) -> Vec<(&Fault, bool)> {
-    let note = |item| match item {
-        &Item::Note(Note::Skipped {
-            ref fault, failure, ..
-        }) => Some((fault, failure)),
-        _ => None,
-    };
-    items.iter().filter_map(note).collect()
+    let mut notes = Vec::new();
+    for item in items {
+        if let Item::Note(Note::Skipped { fault, failure, .. }) = item {
+            notes.push((fault, *failure));
+        }
+    }
+    notes
 }
 
 fn named<'a>(items: &'a [Item], wanted: &[u8]) -> &'a Entry {
@@ -320,7 +322,7 @@ fn packs_hold_files_with_their_proofs() {
             _ => {
                 use sha2::Digest;
                 let expected: [u8; 32] = sha2::Sha256::digest([7; 200_000]).into();
-                assert_eq!(of(ids[2]).last().unwrap().value, expected);
+                assert_eq!(of(ids[2]).next_back().unwrap().value, expected);
                 assert_eq!(of(ids[2]).count(), 4);
             }
         }
@@ -353,6 +355,8 @@ fn versions_tell_changes() {
     let source = source(top.path(), &[b"f"], Preserve::default());
     let id = entries(&manifest(&source))[0].id;
     let opened = source.open_file(id).unwrap();
+    assert!(source.unchanged(&*opened.file, opened.version));
+    source.drop_cache(&*opened.file, ByteRange { start: 0, end: 10 });
     assert!(source.unchanged(&*opened.file, opened.version));
     let file = fs::File::options()
         .write(true)
@@ -453,4 +457,67 @@ fn mount_points_are_noted_and_not_entered() {
     let notes = skipped(&items);
     assert!(notes.len() == 1 && !notes[0].1 && notes[0].0.text.contains("mount point"));
     assert_eq!(entries(&inside).len(), 2, "a mount that is named is meant");
+}
+
+#[test]
+fn unreadable_things_are_failures_and_what_surrounds_them_goes_on() {
+    let top = tempfile::tempdir().unwrap();
+    let at = |name: &str| top.path().join(name);
+    fs::create_dir(at("closed")).unwrap();
+    fs::write(at("file"), "x").unwrap();
+    fs::write(at("secret"), "x").unwrap();
+    for (name, mode) in [("closed", 0), ("secret", 0), ("", 0o755)] {
+        fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    if rustix::process::geteuid().is_root() {
+        // Root may read everything; only this test's thread gives that up.
+        let nobody = rustix::process::Uid::from_raw(65534);
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+    }
+    let source = source(top.path(), &[b""], Preserve::default());
+    let items = manifest(&source);
+    let closed = named(&items, b"closed");
+    let end = Note::DirectoryEnd { directory: closed.id, complete: false };
+    assert!(items.contains(&Item::Note(end)));
+    let notes = skipped(&items);
+    assert!(notes.len() == 1 && notes[0].1 && notes[0].0.code == FaultCode::Denied, "{notes:?}");
+    let pack = source.fill_pack(
+        &[named(&items, b"secret").id, named(&items, b"file").id],
+        &mut [0; 10],
+    );
+    assert_eq!((pack.failed.len(), pack.parts.len()), (1, 1));
+    assert_eq!(pack.failed[0].1.code, FaultCode::Denied);
+}
+
+#[test]
+fn threads_share_a_source() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Source>();
+}
+
+#[test]
+#[ignore]
+fn cost() {
+    let top = tempfile::tempdir().unwrap();
+    for i in 0..20000 {
+        fs::write(top.path().join(format!("file-{i}")), [i as u8; 4096]).unwrap();
+    }
+    for preserve in [Preserve::default(), ARCHIVE] {
+    let usage = || { let s = fs::read_to_string("/proc/self/schedstat").unwrap(); s.split(' ').next().unwrap().parse::<u64>().unwrap() };
+    let usage = || { let _ = usage; let s = fs::read_to_string("/proc/thread-self/schedstat").unwrap(); s.split(' ').next().unwrap().parse::<u64>().unwrap() };
+    let source = source(top.path(), &[b""], preserve);
+    let t0 = usage();
+    let items = manifest(&source);
+    let t1 = usage();
+    let ids: Vec<EntryId> = entries(&items)[1..].iter().map(|entry| entry.id).collect();
+    let mut memory = vec![1; 1 << 20];
+    let t2 = usage();
+    for ids in ids.chunks(256) {
+        let pack = source.fill_pack(ids, &mut memory);
+        assert_eq!(pack.used_len, pack.parts.len() as u64 * 4096);
+        for id in ids { source.forget(*id); }
+    }
+    let t3 = usage();
+    eprintln!("walk {} ns/file, pack {} ns/file", (t1 - t0) / 20000, (t3 - t2) / 20000);
+    }
 }

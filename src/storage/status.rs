@@ -77,6 +77,12 @@ impl Status {
         (self.device, self.inode) == (other.device, other.inode)
     }
 
+    /// Whether nothing that a version is made of differs.
+    pub fn same_content(&self, other: &Self) -> bool {
+        let facts = |status: &Self| (status.len, status.mtime, status.ctime, status.inode);
+        facts(self) == facts(other) && self.btime == other.btime
+    }
+
     /// Whether both are in the same mount; by file system where mounts can't be told apart.
     pub fn same_mount(&self, other: &Self) -> bool {
         match (self.mount, other.mount) {
