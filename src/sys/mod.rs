@@ -4,12 +4,15 @@
 //! can't be misused; every unsafe block names the requirements it meets and where they are met.
 //! Nothing here knows an idea of rdcp above "register, post, poll, map".
 
+pub(crate) mod writeback;
+
 /// Fills an array from the kernel's random source.
 ///
 /// # Panics
 /// If the kernel has no random source, without which nothing here would be safe.
 pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).expect("getrandom(2) works on every kernel that has io_uring or TLS peers");
+    getrandom::fill(&mut bytes)
+        .expect("getrandom(2) works on every kernel that has io_uring or TLS peers");
     bytes
 }
