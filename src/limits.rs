@@ -64,6 +64,13 @@ pub const EXPORT_NAME_BYTES_MAX: usize = 64;
 pub const LISTING_LINES_MAX: usize = 512;
 /// A LISTING message is sent once its lines reach about this many bytes.
 pub const LISTING_BYTES_TARGET: usize = 128 << 10;
+/// Names of directories being walked that one walk keeps in memory, in bytes; more are sorted on
+/// disk.
+pub const WALK_NAMES_BYTES_MAX: usize = 16 << 20;
+/// Inodes with several links that a walk keeps in memory; more are kept on disk.
+pub const LINKS_IN_MEMORY_MAX: usize = 64 << 10;
+/// Directories that one source holds open.
+pub const DIRECTORIES_OPEN_MAX: usize = 48;
 
 const _: () = assert!(LISTING_BYTES_TARGET + PATH_BYTES_MAX * 2 + TEXT_BYTES_MAX < FRAME_BYTES_MAX);
 const _: () = assert!(PACK_FILE_BYTES_MAX <= PACK_BYTES_MAX);

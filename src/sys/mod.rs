@@ -4,6 +4,8 @@
 //! can't be misused; every unsafe block names the requirements it meets and where they are met.
 //! Nothing here knows an idea of rdcp above "register, post, poll, map".
 
+pub(crate) mod writeback;
+
 /// Fills an array from the kernel's random source.
 ///
 /// # Panics
