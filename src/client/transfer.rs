@@ -175,7 +175,7 @@ async fn run_pull(
         .workers()
         .run(move || -> Result<Sink, StorageError> {
             let local = local::destination(&destination)?;
-            Sink::new(local.root, &local.below, sink_options)
+            Ok(Sink::new(local.root, local.below, sink_options))
         })
         .await
         .map_err(broken)?

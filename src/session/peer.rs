@@ -7,13 +7,14 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::engine::LaneId;
 use crate::ids::{ConnectionId, RegionId, SessionId, TransferId};
-use crate::lane::{ConnectionKeys, EventSink, Fetch, LaneEvent, Lanes, ServedRegion};
+use crate::lane::{EventSink, Fetch, LaneEvent, Lanes, RegionTable};
+use crate::session::data::ConnectionKeys;
 use crate::session::control::{ControlError, ControlWriter};
 use crate::wire::message::Envelope;
 use crate::wire::{Fault, FaultCode, Message};
@@ -41,6 +42,7 @@ pub(crate) struct Peer {
     pub(crate) id: SessionId,
     writer: ControlWriter,
     lanes: Lanes,
+    regions: Arc<RegionTable>,
     routes: RwLock<Routes>,
     connections: Mutex<Connections>,
     numbers: AtomicU32,
@@ -72,10 +74,11 @@ pub(crate) struct Seat {
 
 impl Peer {
     pub(crate) fn new(id: SessionId, writer: ControlWriter, lanes: Lanes) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new_cyclic(|peer: &Weak<Self>| Self {
             id,
             writer,
             lanes,
+            regions: RegionTable::new(sink(Weak::clone(peer))),
             routes: RwLock::default(),
             connections: Mutex::default(),
             numbers: AtomicU32::new(1),
@@ -146,16 +149,12 @@ impl Peer {
         }
         let lane = LaneId(connections.issued);
         connections.issued += 1;
-        let peer = Arc::downgrade(self);
-        let sink: EventSink = Arc::new(move |event| {
-            if let Some(peer) = peer.upgrade() {
-                peer.lane_event(lane, event);
-            }
-        });
         // Connections of one session start on different lanes of the process and go round.
         let start = usize::try_from(self.id.0 % 64).unwrap_or(0);
         let at = (start + lane.0 as usize) % self.lanes.count();
-        let connection = self.lanes.attach(at, stream, keys, sink);
+        let events = sink(Arc::downgrade(self));
+        let regions = Arc::clone(&self.regions);
+        let connection = self.lanes.attach(at, stream, keys, regions, events);
         connections.up.push((lane, connection));
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
         routes.tell(|| Inbound::LaneUp(lane));
@@ -217,11 +216,14 @@ impl Peer {
         self.lost.notified().await;
     }
 
-    fn lane_event(&self, lane: LaneId, event: LaneEvent) {
+    fn lane_event(&self, event: LaneEvent) {
         if let LaneEvent::ConnectionLost { connection, reason } = &event {
             tracing::debug!(session = %self.id, %connection, %reason, "data connection ended");
             let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-            connections.up.retain(|(known, _)| *known != lane);
+            let Some(at) = connections.up.iter().position(|(_, id)| id == connection) else {
+                return;
+            };
+            let (lane, _) = connections.up.swap_remove(at);
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
             routes.tell(|| Inbound::LaneDown(lane));
             self.lost.notify_one();
@@ -246,6 +248,15 @@ impl Routes {
             let _ = sender.send(inbound());
         }
     }
+}
+
+/// Hands a lane's events to the session, if it is still there.
+fn sink(peer: Weak<Peer>) -> EventSink {
+    Arc::new(move |event| {
+        if let Some(peer) = peer.upgrade() {
+            peer.lane_event(event);
+        }
+    })
 }
 
 fn ended() -> Fault {
@@ -287,14 +298,9 @@ impl Seat {
         true
     }
 
-    /// Lets the peer read a region over every data connection that is up now or comes later.
-    pub(crate) fn expose(&self, region: ServedRegion) {
-        self.peer.lanes.expose(self.peer.id, region);
-    }
-
-    /// Withdraws a region; [`LaneEvent::Revoked`] comes when nothing reads it any more.
-    pub(crate) fn revoke(&self, region: RegionId) {
-        self.peer.lanes.revoke(self.peer.id, region);
+    /// What the peer may read, over every data connection that is up now or comes later.
+    pub(crate) fn regions(&self) -> Arc<RegionTable> {
+        Arc::clone(&self.peer.regions)
     }
 }
 

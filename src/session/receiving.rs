@@ -23,9 +23,10 @@ use crate::integrity::{self, HashPlan, RootBuilder, Sha256State};
 use crate::lane::{Fetch, FetchError, LaneEvent, Store};
 use crate::manifest::Item;
 use crate::memory::Slot;
-use crate::storage::{SinkFile, sink};
+use crate::storage::sink::{self, Placed, PlacedPage, Sink};
+use crate::storage::{SinkFile, StorageError};
 use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
-use crate::wire::message::HashKind;
+use crate::wire::message::{HashKind, Outcome, Wanted};
 use crate::wire::{Fault, FaultCode};
 use crate::workers::Workers;
 
@@ -40,7 +41,7 @@ const CANCEL_GRACE: Duration = Duration::from_millis(500);
 pub(crate) struct Receiving {
     pub(crate) seat: Seat,
     pub(crate) workers: Workers,
-    pub(crate) sink: Arc<sink::Sink>,
+    pub(crate) sink: Arc<Sink>,
     pub(crate) options: ReceiverOptions,
     pub(crate) watch: Watch,
 }
@@ -48,7 +49,7 @@ pub(crate) struct Receiving {
 struct Driver {
     seat: Seat,
     workers: Workers,
-    sink: Arc<sink::Sink>,
+    sink: Arc<Sink>,
     hash: HashKind,
     chunk: ChunkSize,
     engine: Receiver,
@@ -56,10 +57,16 @@ struct Driver {
     results: mpsc::UnboundedSender<Done>,
     /// Entries that ended since the sink was told.
     settled: Vec<EntryId>,
+    /// Jobs under way that tell the sink so.
+    settling: u32,
+    /// The engine waits for all directories.
+    finishing: bool,
     jobs: Jobs,
     files: HashMap<EntryId, File>,
-    /// Which pack or file a fetch is for, to know where its slot goes.
+    /// Where the slot of a pack's fetch goes.
     pack_fetches: HashMap<u64, RegionId>,
+    /// Which file a chunk's fetch is for.
+    chunk_fetches: HashMap<u64, EntryId>,
     packs: HashMap<RegionId, Arc<Slot>>,
     /// Pages waiting for their turn: they are placed in order, one at a time.
     pages: VecDeque<(u64, Vec<Item>)>,
@@ -83,8 +90,10 @@ enum Done {
     Input(Input),
     /// The part file of an entry.
     Prepared(EntryId, Result<Arc<dyn SinkFile>, Fault>),
-    /// Directories that could not be finished; no job's answer.
-    DirectoriesFailed(Vec<(EntryId, Fault)>),
+    /// What became of a page.
+    Placed(u64, PlacedPage),
+    /// The sink was told of entries that ended, and finished these directories.
+    Settled(Vec<(EntryId, Outcome)>),
     /// It panicked with this message.
     Panicked(String),
 }
@@ -112,9 +121,12 @@ impl Receiving {
             watch: self.watch,
             results,
             settled: Vec::new(),
+            settling: 0,
+            finishing: false,
             jobs: Jobs::default(),
             files: HashMap::new(),
             pack_fetches: HashMap::new(),
+            chunk_fetches: HashMap::new(),
             packs: HashMap::new(),
             pages: VecDeque::new(),
             placing: false,
@@ -180,6 +192,7 @@ impl Driver {
         result: Result<crate::lane::Landed, FetchError>,
     ) -> Input {
         let region = self.pack_fetches.remove(&token);
+        let entry = self.chunk_fetches.remove(&token);
         let result = match result {
             Ok(landed) => {
                 if let (Some(region), Some(slot)) = (region, landed.slot) {
@@ -188,8 +201,12 @@ impl Driver {
                 Ok(landed.digest)
             }
             Err(FetchError::ConnectionLost) => Err(FetchFailure::Lost),
-            Err(FetchError::Remote(_)) => Err(FetchFailure::Remote),
-            Err(FetchError::Storage(error)) => Err(FetchFailure::Storage(sink::write_fault(&error))),
+            Err(FetchError::Refused(_)) => Err(FetchFailure::Remote),
+            Err(FetchError::Storage(error)) => Err(FetchFailure::Storage(self.write_fault(entry, error))),
+            Err(error) => {
+                let fault = Fault::new(FaultCode::Internal, error.to_string());
+                Err(FetchFailure::Storage(fault))
+            }
         };
         Input::Landed { token: FetchToken(token), result }
     }
@@ -206,10 +223,16 @@ impl Driver {
                 });
                 Input::Prepared { entry, result }
             }
-            Done::DirectoriesFailed(failed) => {
-                for (directory, fault) in failed {
-                    self.engine.handle(Input::DirectoryFailed { directory, fault });
-                }
+            Done::Placed(page, placed) => {
+                self.placing = false;
+                let entries = placed.entries.into_iter().map(verdict).collect();
+                self.engine.handle(Input::Placed { page, entries });
+                self.directories_finished(placed.finished);
+                return None;
+            }
+            Done::Settled(finished) => {
+                self.settling -= 1;
+                self.directories_finished(finished);
                 return None;
             }
             Done::Panicked(message) => return Some(self.watch.broken(&message)),
@@ -219,10 +242,6 @@ impl Driver {
             | Input::Allocated { entry, .. }
             | Input::Published { entry, .. }
             | Input::Linked { entry, .. } => Some(*entry),
-            Input::Placed { .. } => {
-                self.placing = false;
-                None
-            }
             _ => None,
         };
         self.engine.handle(input);
@@ -244,6 +263,12 @@ impl Driver {
             }
             self.place_next();
             self.tell_settled();
+            self.report_notes().await;
+            if self.finishing && self.settling == 0 && self.settled.is_empty() {
+                self.finishing = false;
+                self.engine.handle(Input::DirectoriesFinished);
+                continue;
+            }
             if self.lost.is_empty() {
                 return None;
             }
@@ -251,6 +276,18 @@ impl Driver {
                 self.engine.handle(Input::Landed { token, result: Err(FetchFailure::Lost) });
             }
         }
+    }
+
+    /// What the sink left out or did otherwise.
+    async fn report_notes(&mut self) {
+        for note in self.sink.take_notes() {
+            self.watch.warn(Vec::new(), Fault::new(FaultCode::Special, note)).await;
+        }
+    }
+
+    fn write_fault(&self, entry: Option<EntryId>, error: std::io::Error) -> Fault {
+        let path = entry.map(|entry| self.watch.path(entry)).unwrap_or_default();
+        write_fault(&path, error)
     }
 
     async fn output(&mut self, output: Output) -> Option<Ended> {
@@ -263,9 +300,10 @@ impl Driver {
             Output::Prepare { entry, file_len, .. } => self.prepare(entry, file_len),
             Output::Allocate { entry, region, ranges } => {
                 let file = self.files.get(&entry).and_then(|file| file.sink.clone());
+                let path = self.watch.path(entry);
                 self.job(Some(entry), move || {
                     let result = match file {
-                        Some(file) => file.allocate(&ranges).map_err(|error| sink::write_fault(&error)),
+                        Some(file) => file.allocate(&ranges).map_err(|error| write_fault(&path, error)),
                         None => Err(Fault::new(FaultCode::Internal, "no part file is open")),
                     };
                     Done::Input(Input::Allocated { entry, region, result })
@@ -276,8 +314,8 @@ impl Driver {
                 self.pack_fetches.insert(token.0, region);
                 let fetch = Fetch {
                     token: token.0,
-                    remote: key,
-                    offset: 0,
+                    remote: key.key,
+                    offset: key.address,
                     len,
                     hash: HashPlan::None,
                     store: Store::Deliver,
@@ -299,10 +337,10 @@ impl Driver {
                 }
             }
             Output::Publish { entry } => self.publish(entry),
-            Output::Link { entry, to } => {
+            Output::Link { entry, .. } => {
                 let sink = Arc::clone(&self.sink);
                 self.job(Some(entry), move || {
-                    Done::Input(Input::Linked { entry, result: sink.link(entry, to) })
+                    Done::Input(Input::Linked { entry, result: sink.link(entry) })
                 });
             }
             Output::Abandon { entry } => {
@@ -312,17 +350,7 @@ impl Driver {
                     self.jobs.abandoned.push(entry);
                 }
             }
-            Output::FinishDirectories => {
-                let sink = Arc::clone(&self.sink);
-                let settled = std::mem::take(&mut self.settled);
-                let results = self.results.clone();
-                self.job(None, move || {
-                    let mut failed = sink.settled(&settled);
-                    failed.extend(sink.finish_directories());
-                    let _ = results.send(Done::DirectoriesFailed(failed));
-                    Done::Input(Input::DirectoriesFinished)
-                });
-            }
+            Output::FinishDirectories => self.finishing = true,
             Output::Event(event) => {
                 if let Event::Done { entry, .. } = &event {
                     self.settled.push(*entry);
@@ -358,7 +386,7 @@ impl Driver {
         let Some((page, items)) = self.pages.pop_front() else { return };
         self.placing = true;
         let sink = Arc::clone(&self.sink);
-        self.job(None, move || Done::Input(Input::Placed { page, entries: sink.place(&items) }));
+        self.job(None, move || Done::Placed(page, sink.place(items)));
     }
 
     /// Tells the sink of entries that ended: it finishes directories whose last entry that was.
@@ -368,7 +396,17 @@ impl Driver {
         }
         let settled = std::mem::take(&mut self.settled);
         let sink = Arc::clone(&self.sink);
-        self.job(None, move || Done::DirectoriesFailed(sink.settled(&settled)));
+        self.settling += 1;
+        self.job(None, move || Done::Settled(sink.settled(&settled)));
+    }
+
+    /// Directories got their metadata, or did not.
+    fn directories_finished(&mut self, finished: Vec<(EntryId, Outcome)>) {
+        for (directory, outcome) in finished {
+            if let Outcome::Failed(fault) = outcome {
+                self.engine.handle(Input::DirectoryFailed { directory, fault });
+            }
+        }
     }
 
     fn prepare(&mut self, entry: EntryId, file_len: u64) {
@@ -399,13 +437,15 @@ impl Driver {
         };
         let fetch = Fetch {
             token: order.token.0,
-            remote: order.key,
-            offset: order.region_offset,
+            remote: order.key.key,
+            offset: order.key.address.saturating_add(order.region_offset),
             len: order.len,
             hash,
             store: Store::File { file, offset: order.file_offset, data: order.data },
         };
-        if !self.seat.fetch(order.lane, fetch) {
+        if self.seat.fetch(order.lane, fetch) {
+            self.chunk_fetches.insert(order.token.0, order.entry);
+        } else {
             self.lost.push(order.token);
         }
     }
@@ -502,7 +542,7 @@ impl Jobs {
 
 /// Proves the files of a pack and stores those that are right.
 fn store_pack(
-    sink: &sink::Sink,
+    sink: &Sink,
     pack: &[u8],
     hash: HashKind,
     chunk: ChunkSize,
@@ -565,6 +605,25 @@ fn prove(
         (_, proofs) => proofs.last().copied(),
     };
     Some(digest)
+}
+
+/// What the engine needs to know of a placed entry.
+fn verdict((entry, placed): (EntryId, Placed)) -> (EntryId, engine::receiver::Placed) {
+    let verdict = match placed {
+        Placed::Fetch => engine::receiver::Placed::Fetch(Wanted::All),
+        Placed::Settled(outcome) => engine::receiver::Placed::Settled(outcome),
+        Placed::Link { to } => engine::receiver::Placed::Link(to),
+        Placed::Directory { made: true } => {
+            engine::receiver::Placed::Settled(Outcome::Published { bytes: 0, digest: None })
+        }
+        Placed::Directory { made: false } => engine::receiver::Placed::Settled(Outcome::Unchanged),
+    };
+    (entry, verdict)
+}
+
+/// What a failed write means.
+fn write_fault(path: &[u8], error: std::io::Error) -> Fault {
+    StorageError::new("write", path, error).fault()
 }
 
 /// The words of a panic.

@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{Advice, fadvise};
 use tokio::sync::mpsc;
 
 use super::peer::{Inbound, Seat};
@@ -225,11 +226,12 @@ impl Driver {
                     self.expose(region, entry, range, file_len);
                 }
                 Output::HashAhead { entry, upto } => self.hash_ahead(entry, upto),
-                Output::Unexpose { region } => self.seat.revoke(region),
+                Output::Unexpose { region } => self.seat.regions().revoke(region),
                 Output::Check { entry } => {
                     let file = self.files.get(&entry).map(|open| Arc::clone(&open.file));
+                    let source = Arc::clone(&self.source);
                     self.job(move || {
-                        let same = file.is_some_and(|file| file.unchanged());
+                        let same = file.is_some_and(|file| source.unchanged(&*file.file, file.version));
                         Done::Input(Input::Checked { entry, same })
                     });
                 }
@@ -272,22 +274,22 @@ impl Driver {
             return;
         };
         let source = Arc::clone(&self.source);
-        let (hash, chunk) = (self.hash, self.chunk);
-        let exposer = self.seat.exposer();
+        let regions = self.seat.regions();
         self.job(move || {
-            let filled = source.fill_pack(&entries, &mut slot, capacity, hash, chunk);
+            let room = usize::try_from(capacity).unwrap_or(usize::MAX).min(slot.len());
+            let filled = source.fill_pack(&entries, &mut slot[..room]);
             let mut pack = FilledPack {
-                len: filled.used_bytes,
+                len: filled.used_len,
                 keys: Vec::new(),
                 parts: filled.parts,
                 digests: filled.digests,
                 failed: filled.failed,
-                left: filled.left,
+                left: filled.unfit,
             };
             if pack.len > 0 {
                 let key = random_key();
                 let content = Served::Memory { slot: Arc::new(slot), len: pack.len };
-                exposer.expose(ServedRegion { region, key, content });
+                regions.expose(ServedRegion { region, key, content });
                 pack.keys.push(RegionKey { rail: 0, address: 0, key });
             }
             Done::PackFilled(region, pack)
@@ -301,12 +303,10 @@ impl Driver {
             return;
         };
         let hash = (self.hash == HashKind::Blake3).then_some(self.chunk);
-        let exposer = self.seat.exposer();
+        let source = Arc::clone(&self.source);
+        let regions = self.seat.regions();
         self.job(move || {
-            let extents = match file.extents(range, GRANT_EXTENTS_MAX) {
-                Ok(extents) => extents,
-                Err(error) => return Done::Exposed(region, Err(error.fault())),
-            };
+            let extents = source.extents(&*file.file, range, GRANT_EXTENTS_MAX);
             let key = random_key();
             let content = Served::File {
                 file: Arc::clone(&file.file),
@@ -316,7 +316,7 @@ impl Driver {
                 file_len,
                 hash,
             };
-            exposer.expose(ServedRegion { region, key, content });
+            regions.expose(ServedRegion { region, key, content });
             let keys = vec![RegionKey { rail: 0, address: 0, key }];
             Done::Exposed(region, Ok(ExposedWindow { keys, extents }))
         });
@@ -390,11 +390,21 @@ fn rehash(
         },
         HashKind::None => HashPlan::None,
     };
-    file.drop_cached(range);
+    drop_cached(file, range);
     let mut hasher = ChunkHasher::new(&plan);
     let mut buffer = vec![0; HASH_PIECE_BYTES];
     hash_range(&*file.file, range, &mut buffer, |piece| hasher.update(piece))?;
     Ok(hasher.finish().unwrap_or_default())
+}
+
+/// Lets the kernel forget what it has cached of a range, so that the next read asks the device. It
+/// may decline; then the cache is what everybody else reads as well.
+fn drop_cached(file: &OpenSource, range: ByteRange) {
+    let len = std::num::NonZeroU64::new(range.len());
+    let advised = fadvise(file.file.as_fd(), range.start, len, Advice::DontNeed);
+    if let Err(errno) = advised {
+        tracing::debug!(%errno, "the kernel keeps what it has cached");
+    }
 }
 
 /// Reads a range of a file in pieces. A file that ends early has changed.

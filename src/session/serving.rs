@@ -505,13 +505,7 @@ async fn receive(
     let roots = placement.roots.iter().map(|root| root.name.clone()).collect();
     let options = SinkOptions { placement, overwrite, preserve: open.preserve, sync };
     let root = Arc::clone(&export.root);
-    let sink = serving
-        .machinery
-        .workers
-        .run(move || Sink::new(root, &destination.path, options))
-        .await
-        .map_err(|panic| Fault::new(FaultCode::Internal, panic.to_string()))?
-        .map_err(|error| error.fault())?;
+    let sink = Sink::new(root, destination.path, options);
     seat.say(Message::Opened);
     let run = Receiving {
         seat,

@@ -151,6 +151,11 @@ impl Watch {
         }
     }
 
+    /// The path of an entry, for messages.
+    pub(crate) fn path(&self, entry: EntryId) -> Vec<u8> {
+        self.names.path(entry)
+    }
+
     /// Takes an event of the engine and tells those who watch. Waits if they are slow.
     pub(crate) async fn event(&mut self, event: engine::Event) {
         match event {

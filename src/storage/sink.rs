@@ -78,7 +78,10 @@ pub enum Placed {
         to: EntryId,
     },
     /// The directory is there; its outcome comes when all below it is settled.
-    Directory,
+    Directory {
+        /// This run made it.
+        made: bool,
+    },
 }
 
 /// What became of a page.

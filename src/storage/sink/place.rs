@@ -226,7 +226,7 @@ impl Sink {
         table
             .directories
             .add(id, parent, name, metadata, opened, made);
-        Ok(Placed::Directory)
+        Ok(Placed::Directory { made })
     }
 
     fn place_file(
