@@ -1,1 +1,5 @@
 //! Placeholder.
+
+pub mod file;
+
+pub use file::{DirectIo, SinkFile, SourceFile};
