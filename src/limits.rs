@@ -44,6 +44,9 @@ pub const TEXT_BYTES_MAX: usize = 1024;
 /// Payload bytes behind one reply header on a data connection. A piece of this size is still in
 /// the second-level cache when it is hashed.
 pub const SEGMENT_BYTES_MAX: u32 = 256 << 10;
+/// Most READs that one data connection may have unanswered. Beyond what any engine's window asks of
+/// one connection; small enough that a queue of requests is no burden.
+pub const READS_PER_CONNECTION_MAX: usize = 64;
 
 const _: () = assert!(PACK_FILE_BYTES_MAX <= PACK_BYTES_MAX);
 const _: () = assert!(PACK_BYTES_MAX <= WINDOW_BYTES);
