@@ -13,3 +13,4 @@ pub mod session;
 pub mod storage;
 pub mod sys;
 pub mod transport;
+pub mod workers;
