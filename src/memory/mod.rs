@@ -59,7 +59,10 @@ impl Pool {
 
     fn build(slot_bytes: usize, slots_max: usize, on_return: Option<ReturnHook>) -> Self {
         let page = rustix::param::page_size();
-        let stock = Stock { free: Vec::with_capacity(slots_max), made: 0 };
+        let stock = Stock {
+            free: Vec::with_capacity(slots_max),
+            made: 0,
+        };
         Self {
             shared: Arc::new(Shared {
                 slot_bytes: slot_bytes.max(1).next_multiple_of(page),
@@ -105,7 +108,10 @@ impl Pool {
     }
 
     fn slot(&self, memory: Memory) -> Slot {
-        Slot { memory: Some(memory), shared: Arc::clone(&self.shared) }
+        Slot {
+            memory: Some(memory),
+            shared: Arc::clone(&self.shared),
+        }
     }
 
     fn take_memory(&self) -> Option<Memory> {
@@ -178,14 +184,20 @@ impl Slot {
     }
 
     fn memory_mut(&mut self) -> &mut Memory {
-        self.memory.as_mut().expect("memory leaves a slot only in its drop")
+        self.memory
+            .as_mut()
+            .expect("memory leaves a slot only in its drop")
     }
 }
 
 impl Deref for Slot {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.memory.as_ref().expect("memory leaves a slot only in its drop").map
+        &self
+            .memory
+            .as_ref()
+            .expect("memory leaves a slot only in its drop")
+            .map
     }
 }
 

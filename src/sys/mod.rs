@@ -17,6 +17,7 @@ pub(crate) mod ring;
 /// If the kernel has no random source, without which nothing here would be safe.
 pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).expect("getrandom(2) works on every kernel that has io_uring or TLS peers");
+    getrandom::fill(&mut bytes)
+        .expect("getrandom(2) works on every kernel that has io_uring or TLS peers");
     bytes
 }

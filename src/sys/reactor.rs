@@ -63,7 +63,10 @@ pub(crate) enum Event<F> {
     /// A call that would have waited may succeed now; it may also still have to wait.
     Ready { token: Token, interest: Interest },
     /// A file operation ended, having moved this many bytes.
-    File { operation: FileOperation<F>, result: io::Result<usize> },
+    File {
+        operation: FileOperation<F>,
+        result: io::Result<usize>,
+    },
 }
 
 /// See the module's first paragraph. One thread owns it and makes all calls.
@@ -95,7 +98,10 @@ pub(crate) struct Waker {
 impl Waker {
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Self { event, sleeping: AtomicBool::new(false) }))
+        Ok(Arc::new(Self {
+            event,
+            sleeping: AtomicBool::new(false),
+        }))
     }
 
     /// Whatever was made visible before this call is seen by the reactor's owner.

@@ -30,7 +30,12 @@ pub(crate) struct Readiness<F> {
 impl<F: AsFd> Readiness<F> {
     pub(crate) fn new(waker: Arc<Waker>) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, waker.fd(), EventData::new_u64(TOKEN_END), EventFlags::IN)?;
+        epoll::add(
+            &epoll,
+            waker.fd(),
+            EventData::new_u64(TOKEN_END),
+            EventFlags::IN,
+        )?;
         Ok(Self {
             epoll,
             waker,
@@ -43,7 +48,12 @@ impl<F: AsFd> Readiness<F> {
 impl<F: AsFd> Reactor<F> for Readiness<F> {
     fn add(&mut self, token: Token, socket: BorrowedFd<'_>) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-        Ok(epoll::add(&self.epoll, socket, EventData::new_u64(token), flags)?)
+        Ok(epoll::add(
+            &self.epoll,
+            socket,
+            EventData::new_u64(token),
+            flags,
+        )?)
     }
 
     fn arm(&mut self, _: Token, _: BorrowedFd<'_>, _: Interest) -> io::Result<()> {
@@ -62,16 +72,28 @@ impl<F: AsFd> Reactor<F> for Readiness<F> {
             Direction::Read => retry_on_intr(|| pread(file, &mut *bytes, offset)),
             Direction::Write => retry_on_intr(|| pwrite(file, &*bytes, offset)),
         };
-        self.done.push_back((operation, result.map_err(io::Error::from)));
+        self.done
+            .push_back((operation, result.map_err(io::Error::from)));
         Ok(())
     }
 
     fn wait(&mut self, block: bool, events: &mut Vec<Event<F>>) -> io::Result<()> {
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let timeout = if block && self.done.is_empty() { None } else { Some(&now) };
+        let now = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let timeout = if block && self.done.is_empty() {
+            None
+        } else {
+            Some(&now)
+        };
         let mut fetched = mem::take(&mut self.fetched);
         fetched.clear();
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut fetched), timeout) {
+        match epoll::wait(
+            &self.epoll,
+            rustix::buffer::spare_capacity(&mut fetched),
+            timeout,
+        ) {
             // Interrupted: nothing happened yet; the caller looks again.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -95,10 +117,16 @@ impl<F> Readiness<F> {
         }
         let failed = EventFlags::HUP | EventFlags::ERR;
         if flags.intersects(EventFlags::IN | EventFlags::RDHUP | failed) {
-            events.push(Event::Ready { token, interest: Interest::Readable });
+            events.push(Event::Ready {
+                token,
+                interest: Interest::Readable,
+            });
         }
         if flags.intersects(EventFlags::OUT | failed) {
-            events.push(Event::Ready { token, interest: Interest::Writable });
+            events.push(Event::Ready {
+                token,
+                interest: Interest::Writable,
+            });
         }
     }
 }

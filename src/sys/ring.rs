@@ -59,7 +59,11 @@ pub(crate) fn probe() -> Result<(), String> {
     ring.submitter()
         .register_probe(&mut probe)
         .map_err(|error| format!("io_uring can't be probed: {error}"))?;
-    let needed = [opcode::PollAdd::CODE, opcode::Read::CODE, opcode::Write::CODE];
+    let needed = [
+        opcode::PollAdd::CODE,
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+    ];
     if needed.iter().any(|&code| !probe.is_supported(code)) {
         return Err("this kernel's io_uring lacks operations".to_owned());
     }
@@ -69,7 +73,10 @@ pub(crate) fn probe() -> Result<(), String> {
 /// The cheapest ring that this kernel makes.
 fn build() -> io::Result<IoUring> {
     let cheapest: fn(&mut Builder) = |builder| {
-        builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+        builder
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag();
     };
     let cooperative: fn(&mut Builder) = |builder| {
         builder.setup_coop_taskrun().setup_taskrun_flag();
@@ -106,7 +113,9 @@ impl<F: AsFd> Ring<F> {
     }
 
     fn poll(&mut self, fd: BorrowedFd<'_>, flags: u32, user_data: u64) -> io::Result<()> {
-        let entry = opcode::PollAdd::new(Fd(fd.as_raw_fd()), flags).build().user_data(user_data);
+        let entry = opcode::PollAdd::new(Fd(fd.as_raw_fd()), flags)
+            .build()
+            .user_data(user_data);
         // SAFETY: a poll names no memory. Its descriptor stays open until it is submitted: sockets
         // are closed through `retire`, the waker's lives as long as the ring.
         unsafe { self.push(&entry) }
@@ -159,8 +168,14 @@ impl<F: AsFd> Ring<F> {
     fn translate(&mut self, entry: &cqueue::Entry, events: &mut Vec<Event<F>>) {
         let token = entry.user_data() & !KIND_MASK;
         match entry.user_data() & KIND_MASK {
-            KIND_READABLE => events.push(Event::Ready { token, interest: Interest::Readable }),
-            KIND_WRITABLE => events.push(Event::Ready { token, interest: Interest::Writable }),
+            KIND_READABLE => events.push(Event::Ready {
+                token,
+                interest: Interest::Readable,
+            }),
+            KIND_WRITABLE => events.push(Event::Ready {
+                token,
+                interest: Interest::Writable,
+            }),
             KIND_WAKER => {
                 self.waker.drain();
                 self.waker_armed = false;
@@ -199,7 +214,9 @@ impl<F: AsFd> Reactor<F> for Ring<F> {
     }
 
     fn post(&mut self, mut operation: FileOperation<F>) -> Result<(), FileOperation<F>> {
-        let Some(index) = self.free.pop() else { return Err(operation) };
+        let Some(index) = self.free.pop() else {
+            return Err(operation);
+        };
         let fd = Fd(operation.file.as_fd().as_raw_fd());
         let bytes = &mut operation.slot[operation.range.clone()];
         let Ok(len) = u32::try_from(bytes.len()) else {
@@ -207,12 +224,12 @@ impl<F: AsFd> Reactor<F> for Ring<F> {
             return Err(operation);
         };
         let entry = match operation.direction {
-            Direction::Read => {
-                opcode::Read::new(fd, bytes.as_mut_ptr(), len).offset(operation.offset).build()
-            }
-            Direction::Write => {
-                opcode::Write::new(fd, bytes.as_ptr(), len).offset(operation.offset).build()
-            }
+            Direction::Read => opcode::Read::new(fd, bytes.as_mut_ptr(), len)
+                .offset(operation.offset)
+                .build(),
+            Direction::Write => opcode::Write::new(fd, bytes.as_ptr(), len)
+                .offset(operation.offset)
+                .build(),
         };
         // `index` is below OPERATIONS_MAX.
         let entry = entry.user_data(KIND_FILE | index as u64);
@@ -252,7 +269,10 @@ impl<F: AsFd> Drop for Ring<F> {
             events.clear();
         }
         if self.in_flight() > 0 {
-            tracing::warn!(operations = self.in_flight(), "file operations hang; leaking memory");
+            tracing::warn!(
+                operations = self.in_flight(),
+                "file operations hang; leaking memory"
+            );
             // The kernel may still write there: never free it.
             self.operations.drain(..).for_each(std::mem::forget);
         }
@@ -303,11 +323,19 @@ mod tests {
                 offset: 1 << 33,
             };
             reactor.post(write).unwrap();
-            let Event::File { operation, result } = wait_for(&mut *reactor) else { panic!() };
+            let Event::File { operation, result } = wait_for(&mut *reactor) else {
+                panic!()
+            };
             assert_eq!((operation.tag, result.unwrap()), (1, 5));
-            let read = FileOperation { direction: Direction::Read, range: 100..200, ..operation };
+            let read = FileOperation {
+                direction: Direction::Read,
+                range: 100..200,
+                ..operation
+            };
             reactor.post(read).unwrap();
-            let Event::File { operation, result } = wait_for(&mut *reactor) else { panic!() };
+            let Event::File { operation, result } = wait_for(&mut *reactor) else {
+                panic!()
+            };
             assert_eq!(result.unwrap(), 5);
             assert_eq!(&operation.slot[100..105], b"hello");
         }
@@ -329,8 +357,10 @@ mod tests {
             thread.join().unwrap();
             near.write_all(b"x").unwrap();
             loop {
-                if let Event::Ready { token: 5, interest: Interest::Readable } =
-                    wait_for(&mut *reactor)
+                if let Event::Ready {
+                    token: 5,
+                    interest: Interest::Readable,
+                } = wait_for(&mut *reactor)
                 {
                     break;
                 }
@@ -350,7 +380,14 @@ mod tests {
                 let (direction, file) = (Direction::Write, Arc::clone(&file));
                 let offset = index << 20;
                 reactor
-                    .post(FileOperation { tag: index, direction, file, slot, range, offset })
+                    .post(FileOperation {
+                        tag: index,
+                        direction,
+                        file,
+                        slot,
+                        range,
+                        offset,
+                    })
                     .unwrap();
             }
             drop(reactor);

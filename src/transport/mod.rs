@@ -122,8 +122,7 @@ pub(crate) trait Host {
     fn landed(&mut self, id: WorkRequestId, slot: &Slot, range: Range<usize>);
 
     /// The READ is over. All of its bytes are at the slot's start if `status` is `Ok`; else the
-    /// slot is free for other uses. READs that a lost connection takes along are not reported:
-    /// see `Connection::into_reads`.
+    /// slot is free for other uses. READs that a lost connection takes along are not reported.
     fn completed(&mut self, id: WorkRequestId, slot: Option<Slot>, status: Result<(), Refusal>);
 
     /// The peer asks for these bytes. One request at a time, until [`Self::served`].

@@ -27,9 +27,19 @@ pub(super) type Header = [u8; HEADER_BYTES];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     /// Send me these bytes.
-    Read { request: u64, key: RemoteKey, offset: u64, len: u64 },
+    Read {
+        request: u64,
+        key: RemoteKey,
+        offset: u64,
+        len: u64,
+    },
     /// This many bytes follow.
-    Data { request: u64, offset: u64, bytes: u32, last: bool },
+    Data {
+        request: u64,
+        offset: u64,
+        bytes: u32,
+        last: bool,
+    },
     /// The request won't be answered (any further).
     Fail { request: u64, refusal: Refusal },
 }
@@ -69,7 +79,10 @@ impl Channel {
     }
 
     fn advance(&mut self) -> Result<(), &'static str> {
-        self.sequence = self.sequence.checked_add(1).ok_or("the sequence numbers are used up")?;
+        self.sequence = self
+            .sequence
+            .checked_add(1)
+            .ok_or("the sequence numbers are used up")?;
         Ok(())
     }
 }
@@ -116,12 +129,27 @@ impl Opener {
 
 fn encode(message: Message, sequence: u64) -> Header {
     let (kind, status, flags, bytes, request, key, offset, len) = match message {
-        Message::Read { request, key, offset, len } => {
-            (KIND_READ, 0, 0, 0, request, key.0, offset, len)
-        }
-        Message::Data { request, offset, bytes, last } => {
-            (KIND_DATA, 0, if last { FLAG_LAST } else { 0 }, bytes, request, 0, offset, 0)
-        }
+        Message::Read {
+            request,
+            key,
+            offset,
+            len,
+        } => (KIND_READ, 0, 0, 0, request, key.0, offset, len),
+        Message::Data {
+            request,
+            offset,
+            bytes,
+            last,
+        } => (
+            KIND_DATA,
+            0,
+            if last { FLAG_LAST } else { 0 },
+            bytes,
+            request,
+            0,
+            offset,
+            0,
+        ),
         Message::Fail { request, refusal } => (KIND_FAIL, code(refusal), 0, 0, request, 0, 0, 0),
     };
     let mut header = [0; HEADER_BYTES];
@@ -129,7 +157,10 @@ fn encode(message: Message, sequence: u64) -> Header {
     header[1] = status;
     header[2..4].copy_from_slice(&flags.to_le_bytes());
     header[4..8].copy_from_slice(&bytes.to_le_bytes());
-    for (index, number) in [sequence, request, key, offset, len].into_iter().enumerate() {
+    for (index, number) in [sequence, request, key, offset, len]
+        .into_iter()
+        .enumerate()
+    {
         let at = 8 + 8 * index;
         header[at..at + 8].copy_from_slice(&number.to_le_bytes());
     }
@@ -149,7 +180,12 @@ fn decode(header: &Header) -> Result<Message, &'static str> {
             if len == 0 {
                 return Err("a READ asks for nothing");
             }
-            Ok(Message::Read { request, key: RemoteKey(key), offset, len })
+            Ok(Message::Read {
+                request,
+                key: RemoteKey(key),
+                offset,
+                len,
+            })
         }
         KIND_DATA => {
             if status != 0 || flags & !FLAG_LAST != 0 || key != 0 || len != 0 {
@@ -158,7 +194,12 @@ fn decode(header: &Header) -> Result<Message, &'static str> {
             if bytes == 0 || bytes > SEGMENT_BYTES_MAX {
                 return Err("a DATA's payload is empty or too long");
             }
-            Ok(Message::Data { request, offset, bytes, last: flags == FLAG_LAST })
+            Ok(Message::Data {
+                request,
+                offset,
+                bytes,
+                last: flags == FLAG_LAST,
+            })
         }
         KIND_FAIL => {
             if flags != 0 || bytes != 0 || key != 0 || offset != 0 || len != 0 {
@@ -202,17 +243,36 @@ mod tests {
     const KEY: [u8; 32] = [7; 32];
 
     fn message() -> impl Strategy<Value = Message> {
-        let refusals =
-            [Refusal::UnknownKey, Refusal::OutOfRange, Refusal::SourceFailed].map(Just).to_vec();
+        let refusals = [
+            Refusal::UnknownKey,
+            Refusal::OutOfRange,
+            Refusal::SourceFailed,
+        ]
+        .map(Just)
+        .to_vec();
         prop_oneof![
             (any::<u64>(), any::<u64>(), any::<u64>(), 1u64..).prop_map(
                 |(request, key, offset, len)| {
-                    Message::Read { request, key: RemoteKey(key), offset, len }
+                    Message::Read {
+                        request,
+                        key: RemoteKey(key),
+                        offset,
+                        len,
+                    }
                 }
             ),
-            (any::<u64>(), any::<u64>(), 1..=SEGMENT_BYTES_MAX, any::<bool>()).prop_map(
-                |(request, offset, bytes, last)| Message::Data { request, offset, bytes, last }
-            ),
+            (
+                any::<u64>(),
+                any::<u64>(),
+                1..=SEGMENT_BYTES_MAX,
+                any::<bool>()
+            )
+                .prop_map(|(request, offset, bytes, last)| Message::Data {
+                    request,
+                    offset,
+                    bytes,
+                    last
+                }),
             (any::<u64>(), proptest::strategy::Union::new(refusals))
                 .prop_map(|(request, refusal)| Message::Fail { request, refusal }),
         ]
@@ -247,11 +307,22 @@ mod tests {
 
     #[test]
     fn replays_and_other_keys_are_refused() {
-        let message = Message::Read { request: 1, key: RemoteKey(2), offset: 3, len: 4 };
+        let message = Message::Read {
+            request: 1,
+            key: RemoteKey(2),
+            offset: 3,
+            len: 4,
+        };
         let header = Sealer::new(&KEY).seal(message).unwrap();
         let mut opener = Opener::new(&KEY);
         assert!(opener.open(&header).is_ok());
-        assert_eq!(opener.open(&header), Err("a header's sequence number is wrong"));
-        assert_eq!(Opener::new(&[8; 32]).open(&header), Err("a header's MAC is wrong"));
+        assert_eq!(
+            opener.open(&header),
+            Err("a header's sequence number is wrong")
+        );
+        assert_eq!(
+            Opener::new(&[8; 32]).open(&header),
+            Err("a header's MAC is wrong")
+        );
     }
 }
