@@ -71,6 +71,9 @@ pub const WALK_NAMES_BYTES_MAX: usize = 16 << 20;
 pub const LINKS_IN_MEMORY_MAX: usize = 64 << 10;
 /// Directories that one source holds open.
 pub const DIRECTORIES_OPEN_MAX: usize = 48;
+/// Most READs that one data connection may have unanswered. Beyond what any engine's window asks of
+/// one connection; small enough that a queue of requests is no burden.
+pub const READS_PER_CONNECTION_MAX: usize = 64;
 
 const _: () = assert!(LISTING_BYTES_TARGET + PATH_BYTES_MAX * 2 + TEXT_BYTES_MAX < FRAME_BYTES_MAX);
 const _: () = assert!(PACK_FILE_BYTES_MAX <= PACK_BYTES_MAX);

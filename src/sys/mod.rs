@@ -3,6 +3,13 @@
 //! Policy: each area is one file that wraps what the kernel or a device can touch behind types that
 //! can't be misused; every unsafe block names the requirements it meets and where they are met.
 //! Nothing here knows an idea of rdcp above "register, post, poll, map".
+//!
+//! - [`reactor`]: what a lane waits on; [`ring`] (unsafe: submission entries name memory) and
+//!   [`readiness`] (safe) are its two implementations.
+
+pub(crate) mod reactor;
+pub(crate) mod readiness;
+pub(crate) mod ring;
 
 pub(crate) mod writeback;
 
