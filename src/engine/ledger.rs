@@ -6,7 +6,7 @@ use crate::wire::message::Outcome;
 use crate::wire::{Fault, FaultCode};
 
 /// Failures that are kept in full; the others are only counted.
-pub const FAILURES_LISTED_MAX: usize = 64;
+const FAILURES_LISTED_MAX: usize = 64;
 
 /// How a run went.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,8 +17,7 @@ pub struct Ledger {
     pub published: u64,
     /// Entries that were there already.
     pub unchanged: u64,
-    /// Entries that are not there, skipped ones that count as failed, and directories whose
-    /// metadata could not be set.
+    /// Entries that are not there or not complete, and skipped ones that count as failed.
     pub failed: u64,
     /// Entries left out that do not count as failed.
     pub skipped: u64,

@@ -28,11 +28,12 @@
 //!  - windows of a file come in ascending order and cover all that was wanted of it;
 //!  - SHA-256: the values of a window's chunks and of the chunk before it come before its grant;
 //!  - entries that a page told and that are settled at once need no Want;
-//!  - a directory is settled when it is made; a second Settled may say that it failed later on.
+//!  - a directory is settled after all below it; it holds no page credit while it waits for that.
 
 mod ledger;
 pub mod receiver;
 pub mod sender;
+mod wanted;
 
 pub use ledger::{Ledger, Verdict};
 pub use receiver::Receiver;
@@ -40,8 +41,8 @@ pub use sender::Sender;
 
 use crate::ids::EntryId;
 use crate::manifest::Place;
-use crate::wire::Fault;
 use crate::wire::message::Outcome;
+use crate::wire::{Fault, FaultCode};
 
 /// Somewhere that fetches can be posted: a data connection or queue pair of this session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,13 +90,6 @@ pub enum Event {
         /// How it ended.
         outcome: Outcome,
     },
-    /// A directory that had been made could not be finished.
-    DirectoryFailed {
-        /// Which.
-        directory: EntryId,
-        /// Why.
-        fault: Fault,
-    },
     /// The walk left something out.
     Skipped {
         /// Where it hangs.
@@ -105,4 +99,14 @@ pub enum Event {
         /// Whether it counts as failed.
         failure: bool,
     },
+}
+
+/// The peer broke the conversation.
+fn protocol(what: &str) -> Fault {
+    Fault::new(FaultCode::Protocol, format!("the peer broke the protocol: {what}"))
+}
+
+/// Our own driver broke its contract.
+fn internal(what: &str) -> Fault {
+    Fault::new(FaultCode::Internal, format!("a defect of rdcp, please report it: {what}"))
 }

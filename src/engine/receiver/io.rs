@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::engine::{Event, FetchToken, LaneId, Ledger};
 use crate::ids::{EntryId, RegionId};
+use crate::limits::{PAGES_CREDIT_DEFAULT, REGION_CREDIT_BYTES_DEFAULT};
 use crate::manifest::{Item, Version};
 use crate::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
 use crate::wire::message::{HashKind, Outcome, RegionKey, Wanted};
@@ -33,6 +34,22 @@ pub struct ReceiverOptions {
     pub end_when_full: bool,
 }
 
+impl ReceiverOptions {
+    /// The usual bounds.
+    pub fn new(hash: HashKind, chunk: ChunkSize) -> Self {
+        Self {
+            hash,
+            chunk,
+            pages_credit: PAGES_CREDIT_DEFAULT,
+            region_credit_bytes: REGION_CREDIT_BYTES_DEFAULT,
+            lane_fetches_max: 8,
+            in_flight_bytes_max: 64 << 20,
+            fail_early: false,
+            end_when_full: true,
+        }
+    }
+}
+
 /// An event that the driver reports. Every job output is answered by exactly one input.
 #[derive(Clone, Debug)]
 pub enum Input {
@@ -44,6 +61,8 @@ pub enum Input {
         page: u64,
         /// One per entry; notes have none.
         entries: Vec<(EntryId, Placed)>,
+        /// Directories that ended in this page with nothing outstanding.
+        directories: Vec<(EntryId, Outcome)>,
     },
     /// Answer to [`Output::Prepare`].
     Prepared {
@@ -90,16 +109,9 @@ pub enum Input {
         /// The name exists, or why not.
         result: Result<(), Fault>,
     },
-    /// A directory's metadata could not be set, any time before [`Input::DirectoriesFinished`].
-    /// The directory had been settled when it was made: this fault comes on top.
-    DirectoryFailed {
-        /// Which.
-        directory: EntryId,
-        /// Why.
-        fault: Fault,
-    },
-    /// Answer to [`Output::FinishDirectories`].
-    DirectoriesFinished,
+    /// Answer to [`Output::Settled`]: directories that are done with since nothing below them is
+    /// outstanding any more, each told once.
+    DirectoriesSettled(Vec<(EntryId, Outcome)>),
     /// A lane can take fetches.
     LaneUp {
         /// Which.
@@ -123,6 +135,9 @@ pub enum Placed {
     Fetch(Wanted),
     /// It needs nothing more: made, unchanged or impossible.
     Settled(Outcome),
+    /// A directory that is there. Its outcome comes when all below it is settled; it holds no page
+    /// credit until then, as that may be at the very end.
+    Directory,
     /// A hard link, to be made after that entry is there.
     Link(EntryId),
 }
@@ -152,9 +167,10 @@ pub enum PackResult {
     Failed(Fault),
 }
 
-/// What the driver is to do. Jobs (Place, Prepare, Allocate, StorePack, Publish, Link,
-/// FinishDirectories) are answered by their input; Abandon is not answered, and is done after all
-/// earlier jobs of its entry. Jobs of one entry never overlap, but for one Allocate per region.
+/// What the driver is to do. Jobs (Place, Prepare, Allocate, StorePack, Publish, Link, Settled) are
+/// answered by their input. Jobs of one entry never overlap, but for one Allocate per region; Place
+/// jobs do, and are to be done in order. Several Publish or Link of one round of polling may be done
+/// together.
 #[derive(Clone, Debug)]
 pub enum Output {
     /// Say this to the peer.
@@ -200,7 +216,7 @@ pub enum Output {
         /// Bytes, from offset 0; at most `PACK_BYTES_MAX`.
         len: u64,
     },
-    /// Hash the files in a pack that landed, compare, store those that match, all in one commit.
+    /// Hash the files in a pack that landed (or has no bytes: then nothing was fetched), compare, store those that match, all in one commit.
     StorePack {
         /// The region whose bytes landed.
         region: RegionId,
@@ -239,14 +255,9 @@ pub enum Output {
         /// Its first name.
         to: EntryId,
     },
-    /// An entry that was placed as Fetch or Link came to nothing: remove its part file if there is
-    /// one, count it as done.
-    Abandon {
-        /// The entry.
-        entry: EntryId,
-    },
-    /// All entries are settled: set what metadata of directories is still to be set.
-    FinishDirectories,
+    /// These entries, which were placed as Fetch or Link, are done with: remove part files that
+    /// were not published, finish directories that only waited for them.
+    Settled(Vec<EntryId>),
     /// For people and programs that watch.
     Event(Event),
     /// The run ended well, whatever became of single entries. The last output.
