@@ -49,6 +49,14 @@ pub const GREETING_BYTES_MAX: usize = 8 << 10;
 /// Bytes that may wait on a control connection to be written. All credits that a peer may give come
 /// to less; a peer that lets more gather asks without reading.
 pub const OUTBOUND_BYTES_MAX: usize = 64 << 20;
+/// Most big files that a sender has granted windows of and not yet answered Closed for.
+pub const OPEN_FILES_MAX: usize = 128;
+/// Most ranges in one entry's WANT, and in all entries' of one message.
+pub const WANT_RANGES_MAX: usize = 16 << 10;
+/// Most digests that a receiver keeps for chunks that no grant has told yet.
+pub const EARLY_DIGESTS_MAX: usize = 4 * DIGESTS_MAX;
+/// Most rails that a grant has keys for.
+pub const RAILS_MAX: usize = 64;
 /// How often a chunk is read again after its digest did not match.
 pub const REPAIRS_MAX: u32 = 3;
 /// Longest text in a fault, greeting or log line from a peer, in bytes.
@@ -81,6 +89,9 @@ const _: () = assert!(PACK_BYTES_MAX <= WINDOW_BYTES);
 const _: () = assert!(WINDOW_BYTES <= REGION_CREDIT_BYTES_DEFAULT);
 const _: () = assert!(PAGE_BYTES_TARGET + XATTR_BYTES_MAX + 2 * PATH_BYTES_MAX < FRAME_BYTES_MAX);
 const _: () = assert!(DIGESTS_MAX * 64 < FRAME_BYTES_MAX);
+const _: () = assert!(WANT_RANGES_MAX * 16 + BATCH_ENTRIES_MAX * 16 < FRAME_BYTES_MAX);
+// All values of a window of smallest chunks, and the one before, may come before its grant.
+const _: () = assert!(WINDOW_BYTES / (64 << 10) < EARLY_DIGESTS_MAX as u64);
 const _: () = assert!(PAGE_ITEMS_MAX <= BATCH_ENTRIES_MAX);
 const _: () = assert!(TEXT_BYTES_MAX + 64 < GREETING_BYTES_MAX);
 const _: () = assert!(BATCH_ENTRIES_MAX * 16 + WANT_RANGES_MAX * 16 < FRAME_BYTES_MAX);
