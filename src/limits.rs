@@ -37,11 +37,6 @@ pub const GRANT_EXTENTS_MAX: usize = 1024;
 pub const DIGESTS_MAX: usize = 1024;
 /// Most entries in one WANT, CLOSE, CLOSED or SETTLED message.
 pub const BATCH_ENTRIES_MAX: usize = 512;
-/// Most ranges of chunks in one WANT message, over all its entries; a more broken file is wanted in
-/// coarser ranges.
-pub const WANT_RANGES_MAX: usize = 8192;
-/// Most rails that one grant tells keys for.
-pub const RAILS_MAX: usize = 16;
 /// Most transports that a greeting tells of.
 pub const TRANSPORTS_MAX: usize = 8;
 /// Largest frame body before the peer has said Hello, in bytes: an unknown peer costs no more.
@@ -56,7 +51,7 @@ pub const WANT_RANGES_MAX: usize = 16 << 10;
 /// Most digests that a receiver keeps for chunks that no grant has told yet.
 pub const EARLY_DIGESTS_MAX: usize = 4 * DIGESTS_MAX;
 /// Most rails that a grant has keys for.
-pub const RAILS_MAX: usize = 64;
+pub const RAILS_MAX: usize = 16;
 /// How often a chunk is read again after its digest did not match.
 pub const REPAIRS_MAX: u32 = 3;
 /// Longest text in a fault, greeting or log line from a peer, in bytes.
@@ -94,7 +89,6 @@ const _: () = assert!(WANT_RANGES_MAX * 16 + BATCH_ENTRIES_MAX * 16 < FRAME_BYTE
 const _: () = assert!(WINDOW_BYTES / (64 << 10) < EARLY_DIGESTS_MAX as u64);
 const _: () = assert!(PAGE_ITEMS_MAX <= BATCH_ENTRIES_MAX);
 const _: () = assert!(TEXT_BYTES_MAX + 64 < GREETING_BYTES_MAX);
-const _: () = assert!(BATCH_ENTRIES_MAX * 16 + WANT_RANGES_MAX * 16 < FRAME_BYTES_MAX);
 const _: () =
     assert!(PACK_FILES_MAX * 128 + GRANT_EXTENTS_MAX * 16 + RAILS_MAX * 18 < FRAME_BYTES_MAX);
 const _: () = assert!(BATCH_ENTRIES_MAX * (TEXT_BYTES_MAX + 16) < FRAME_BYTES_MAX);

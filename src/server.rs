@@ -223,7 +223,12 @@ impl Server {
 
     /// What moves the bytes: `io_uring`, or a readiness loop and why.
     pub fn reactor(&self) -> String {
-        self.serving.machinery.lanes.describe()
+        let reactor = self.serving.machinery.lanes.describe();
+        if reactor.uring {
+            "io_uring".to_owned()
+        } else {
+            format!("readiness loop: {}", reactor.reason)
+        }
     }
 
     /// How many sessions there are.

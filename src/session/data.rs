@@ -26,6 +26,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::ids::SessionId;
+pub use crate::transport::tcp::ConnectionKeys;
 use crate::sys::random_bytes;
 use crate::wire::level;
 
@@ -74,21 +75,6 @@ impl SessionKey {
 impl fmt::Debug for SessionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SessionKey")
-    }
-}
-
-/// The keys of one data connection, one per direction.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ConnectionKeys {
-    /// For what this end sends.
-    pub send: [u8; 32],
-    /// For what it receives.
-    pub receive: [u8; 32],
-}
-
-impl fmt::Debug for ConnectionKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ConnectionKeys")
     }
 }
 

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::engine::LaneId;
-use crate::ids::{ConnectionId, RegionId, SessionId, TransferId};
-use crate::lane::{EventSink, Fetch, LaneEvent, Lanes, RegionTable};
+use crate::ids::{RegionId, SessionId, TransferId};
+use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, RegionTable};
 use crate::session::data::ConnectionKeys;
 use crate::session::control::{ControlError, ControlWriter};
 use crate::wire::message::Envelope;
@@ -59,7 +59,7 @@ struct Routes {
 
 #[derive(Default)]
 struct Connections {
-    up: Vec<(LaneId, ConnectionId)>,
+    up: Vec<(LaneId, Arc<DataConnection>)>,
     issued: u32,
     closed: bool,
 }
@@ -98,9 +98,9 @@ impl Peer {
         if routes.over || routes.by_transfer.contains_key(&transfer) {
             return None;
         }
-        for &(lane, _) in &connections.up {
+        for (lane, _) in &connections.up {
             // The receiver is held below, so this can't fail.
-            let _ = sender.send(Inbound::LaneUp(lane));
+            let _ = sender.send(Inbound::LaneUp(*lane));
         }
         routes.by_transfer.insert(transfer, sender.clone());
         routes.by_number.insert(number, sender);
@@ -155,7 +155,7 @@ impl Peer {
         let events = sink(Arc::downgrade(self));
         let regions = Arc::clone(&self.regions);
         let connection = self.lanes.attach(at, stream, keys, regions, events);
-        connections.up.push((lane, connection));
+        connections.up.push((lane, Arc::new(connection)));
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
         routes.tell(|| Inbound::LaneUp(lane));
         true
@@ -168,13 +168,18 @@ impl Peer {
 
     /// Ends every data connection. What was in flight on them comes back as lost.
     pub(crate) fn drop_connections(&self) {
-        let up = {
-            let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-            connections.up.clone()
+        let dropped = {
+            let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            let dropped = std::mem::take(&mut connections.up);
+            let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+            for (lane, _) in &dropped {
+                routes.tell(|| Inbound::LaneDown(*lane));
+            }
+            dropped
         };
-        for (_, connection) in up {
-            self.lanes.detach(connection);
-        }
+        // Dropping them detaches them, outside of the lock: lanes answer what is in flight.
+        drop(dropped);
+        self.lost.notify_one();
     }
 
     /// The session is over: tells every transfer, ends the data connections.
@@ -220,7 +225,8 @@ impl Peer {
         if let LaneEvent::ConnectionLost { connection, reason } = &event {
             tracing::debug!(session = %self.id, %connection, %reason, "data connection ended");
             let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(at) = connections.up.iter().position(|(_, id)| id == connection) else {
+            let is_it = |(_, known): &(LaneId, Arc<DataConnection>)| known.id() == *connection;
+            let Some(at) = connections.up.iter().position(is_it) else {
                 return;
             };
             let (lane, _) = connections.up.swap_remove(at);
@@ -236,9 +242,9 @@ impl Peer {
         }
     }
 
-    fn connection(&self, lane: LaneId) -> Option<ConnectionId> {
+    fn connection(&self, lane: LaneId) -> Option<Arc<DataConnection>> {
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        connections.up.iter().find(|(known, _)| *known == lane).map(|(_, id)| *id)
+        connections.up.iter().find(|(known, _)| *known == lane).map(|(_, found)| Arc::clone(found))
     }
 }
 
@@ -294,7 +300,7 @@ impl Seat {
     pub(crate) fn fetch(&self, lane: LaneId, mut fetch: Fetch) -> bool {
         let Some(connection) = self.peer.connection(lane) else { return false };
         fetch.token |= u64::from(self.number) << NUMBER_SHIFT;
-        self.peer.lanes.fetch(connection, fetch);
+        connection.fetch(fetch);
         true
     }
 

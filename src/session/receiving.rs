@@ -8,12 +8,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::mpsc;
 
 use super::peer::{Inbound, Seat};
-use super::watch::{Ended, Overdue, Watch};
+use super::watch::{Attention, Ended, Watch};
 use crate::engine::receiver::{
     FetchFailure, Input, Output, PackFile, PackResult, Proof, ReceiverOptions,
 };
@@ -34,9 +33,6 @@ use crate::workers::Workers;
 /// larger holes is not computed, as that would take longer than its transfer.
 const HOLE_BYTES_HASHED_MAX: u64 = 1 << 30;
 
-/// How long a cancelled run waits for fetches in flight before it takes their connections away.
-const CANCEL_GRACE: Duration = Duration::from_millis(500);
-
 /// What a receiving run needs.
 pub(crate) struct Receiving {
     pub(crate) seat: Seat,
@@ -55,13 +51,6 @@ struct Driver {
     engine: Receiver,
     watch: Watch,
     results: mpsc::UnboundedSender<Done>,
-    /// Entries that ended since the sink was told.
-    settled: Vec<EntryId>,
-    /// Jobs under way that tell the sink so.
-    settling: u32,
-    /// The engine waits for all directories.
-    finishing: bool,
-    jobs: Jobs,
     files: HashMap<EntryId, File>,
     /// Where the slot of a pack's fetch goes.
     pack_fetches: HashMap<u64, RegionId>,
@@ -71,6 +60,9 @@ struct Driver {
     /// Pages waiting for their turn: they are placed in order, one at a time.
     pages: VecDeque<(u64, Vec<Item>)>,
     placing: bool,
+    /// Files and links of this round, that are published and made together.
+    publishing: Vec<(EntryId, Option<File>)>,
+    linking: Vec<EntryId>,
     /// Fetches whose lane was gone when they were posted.
     lost: Vec<FetchToken>,
 }
@@ -92,17 +84,10 @@ enum Done {
     Prepared(EntryId, Result<Arc<dyn SinkFile>, Fault>),
     /// What became of a page.
     Placed(u64, PlacedPage),
-    /// The sink was told of entries that ended, and finished these directories.
-    Settled(Vec<(EntryId, Outcome)>),
+    /// Answers for the engine, of a job for several orders.
+    Inputs(Vec<Input>),
     /// It panicked with this message.
     Panicked(String),
-}
-
-/// Jobs in flight per entry, so that an abandoned entry's part file goes after its last job.
-#[derive(Default)]
-struct Jobs {
-    per_entry: HashMap<EntryId, u32>,
-    abandoned: Vec<EntryId>,
 }
 
 impl Receiving {
@@ -120,16 +105,14 @@ impl Receiving {
             engine,
             watch: self.watch,
             results,
-            settled: Vec::new(),
-            settling: 0,
-            finishing: false,
-            jobs: Jobs::default(),
             files: HashMap::new(),
             pack_fetches: HashMap::new(),
             chunk_fetches: HashMap::new(),
             packs: HashMap::new(),
             pages: VecDeque::new(),
             placing: false,
+            publishing: Vec::new(),
+            linking: Vec::new(),
             lost: Vec::new(),
         };
         loop {
@@ -156,10 +139,10 @@ impl Receiving {
                         next = job_results.try_recv().ok();
                     }
                 }
-                fault = driver.watch.interrupted() => driver.cancel(fault),
-                overdue = driver.watch.overdue(CANCEL_GRACE) => match overdue {
-                    Overdue::DropConnections => driver.seat.peer.drop_connections(),
-                    Overdue::GiveUp => return driver.watch.given_up(),
+                attention = driver.watch.attention() => match attention {
+                    Attention::Cancel(fault) => driver.cancel(fault),
+                    Attention::DropConnections => driver.seat.peer.drop_connections(),
+                    Attention::GiveUp => return driver.watch.given_up(),
                 },
             }
         }
@@ -225,31 +208,21 @@ impl Driver {
             }
             Done::Placed(page, placed) => {
                 self.placing = false;
-                let entries = placed.entries.into_iter().map(verdict).collect();
-                self.engine.handle(Input::Placed { page, entries });
-                self.directories_finished(placed.finished);
-                return None;
+                Input::Placed {
+                    page,
+                    entries: placed.entries.into_iter().map(verdict).collect(),
+                    directories: placed.finished,
+                }
             }
-            Done::Settled(finished) => {
-                self.settling -= 1;
-                self.directories_finished(finished);
+            Done::Inputs(inputs) => {
+                for input in inputs {
+                    self.engine.handle(input);
+                }
                 return None;
             }
             Done::Panicked(message) => return Some(self.watch.broken(&message)),
         };
-        let entry = match &input {
-            Input::Prepared { entry, .. }
-            | Input::Allocated { entry, .. }
-            | Input::Published { entry, .. }
-            | Input::Linked { entry, .. } => Some(*entry),
-            _ => None,
-        };
         self.engine.handle(input);
-        if let Some(entry) = entry
-            && self.jobs.done(entry)
-        {
-            self.abandon(entry);
-        }
         None
     }
 
@@ -262,13 +235,9 @@ impl Driver {
                 }
             }
             self.place_next();
-            self.tell_settled();
+            self.publish();
+            self.link();
             self.report_notes().await;
-            if self.finishing && self.settling == 0 && self.settled.is_empty() {
-                self.finishing = false;
-                self.engine.handle(Input::DirectoriesFinished);
-                continue;
-            }
             if self.lost.is_empty() {
                 return None;
             }
@@ -301,7 +270,7 @@ impl Driver {
             Output::Allocate { entry, region, ranges } => {
                 let file = self.files.get(&entry).and_then(|file| file.sink.clone());
                 let path = self.watch.path(entry);
-                self.job(Some(entry), move || {
+                self.job(move || {
                     let result = match file {
                         Some(file) => file.allocate(&ranges).map_err(|error| write_fault(&path, error)),
                         None => Err(Fault::new(FaultCode::Internal, "no part file is open")),
@@ -336,28 +305,21 @@ impl Driver {
                     }
                 }
             }
-            Output::Publish { entry } => self.publish(entry),
-            Output::Link { entry, .. } => {
-                let sink = Arc::clone(&self.sink);
-                self.job(Some(entry), move || {
-                    Done::Input(Input::Linked { entry, result: sink.link(entry) })
-                });
+            Output::Publish { entry } => {
+                let file = self.files.remove(&entry);
+                self.publishing.push((entry, file));
             }
-            Output::Abandon { entry } => {
-                if self.jobs.idle(entry) {
-                    self.abandon(entry);
-                } else {
-                    self.jobs.abandoned.push(entry);
-                }
-            }
-            Output::FinishDirectories => self.finishing = true,
-            Output::Event(event) => {
-                if let Event::Done { entry, .. } = &event {
-                    self.settled.push(*entry);
+            Output::Link { entry, .. } => self.linking.push(entry),
+            Output::Settled(entries) => {
+                for entry in &entries {
                     self.files.remove(entry);
                 }
-                self.watch.event(event).await;
+                let sink = Arc::clone(&self.sink);
+                self.job(move || {
+                    Done::Input(Input::DirectoriesSettled(sink.settled(&entries)))
+                });
             }
+            Output::Event(event) => self.watch.event(event).await,
             Output::Finished(ledger) => return Some(self.watch.finished(ledger).await),
             Output::Failed { fault, ledger } => {
                 return Some(self.watch.failed(fault, ledger).await);
@@ -367,10 +329,7 @@ impl Driver {
     }
 
     /// Runs a blocking call on the workers; what it reports comes back by the results.
-    fn job(&mut self, entry: Option<EntryId>, job: impl FnOnce() -> Done + Send + 'static) {
-        if let Some(entry) = entry {
-            self.jobs.begin(entry);
-        }
+    fn job(&mut self, job: impl FnOnce() -> Done + Send + 'static) {
         let results = self.results.clone();
         self.workers.submit(move || {
             let done = catch_unwind(AssertUnwindSafe(job))
@@ -386,27 +345,7 @@ impl Driver {
         let Some((page, items)) = self.pages.pop_front() else { return };
         self.placing = true;
         let sink = Arc::clone(&self.sink);
-        self.job(None, move || Done::Placed(page, sink.place(items)));
-    }
-
-    /// Tells the sink of entries that ended: it finishes directories whose last entry that was.
-    fn tell_settled(&mut self) {
-        if self.settled.is_empty() {
-            return;
-        }
-        let settled = std::mem::take(&mut self.settled);
-        let sink = Arc::clone(&self.sink);
-        self.settling += 1;
-        self.job(None, move || Done::Settled(sink.settled(&settled)));
-    }
-
-    /// Directories got their metadata, or did not.
-    fn directories_finished(&mut self, finished: Vec<(EntryId, Outcome)>) {
-        for (directory, outcome) in finished {
-            if let Outcome::Failed(fault) = outcome {
-                self.engine.handle(Input::DirectoryFailed { directory, fault });
-            }
-        }
+        self.job(move || Done::Placed(page, sink.place(items)));
     }
 
     fn prepare(&mut self, entry: EntryId, file_len: u64) {
@@ -414,7 +353,7 @@ impl Driver {
         let file = File { sink: None, len: file_len, root, holes: Vec::new(), last_value: None };
         self.files.insert(entry, file);
         let sink = Arc::clone(&self.sink);
-        self.job(Some(entry), move || Done::Prepared(entry, sink.prepare(entry, file_len)));
+        self.job(move || Done::Prepared(entry, sink.prepare(entry, file_len)));
     }
 
     fn fetch(&mut self, order: engine::receiver::Fetch) {
@@ -454,9 +393,12 @@ impl Driver {
         let slot = self.packs.remove(&region);
         let sink = Arc::clone(&self.sink);
         let (hash, chunk) = (self.hash, self.chunk);
-        self.job(None, move || {
+        self.job(move || {
+            // A pack of empty files has no bytes, so nothing was fetched for it.
+            let empty = files.iter().all(|file| file.len == 0);
             let results = match slot {
-                Some(slot) => store_pack(&sink, slot.as_slice(), hash, chunk, &files, &digests),
+                None if empty => store_pack(&sink, &[], hash, chunk, &files, &digests),
+                Some(slot) => store_pack(&sink, &slot, hash, chunk, &files, &digests),
                 None => {
                     let fault = Fault::new(FaultCode::Internal, "a pack's bytes are not there");
                     let failed = |file: &PackFile| (file.entry, PackResult::Failed(fault.clone()));
@@ -482,21 +424,39 @@ impl Driver {
         }
     }
 
-    fn publish(&mut self, entry: EntryId) {
-        let file = self.files.remove(&entry);
+    /// Publishes the files of this round as one group: their syncs are put together.
+    fn publish(&mut self) {
+        if self.publishing.is_empty() {
+            return;
+        }
+        let files = std::mem::take(&mut self.publishing);
         let sink = Arc::clone(&self.sink);
         let (hash, chunk) = (self.hash, self.chunk);
-        self.job(Some(entry), move || {
-            let digest = file.and_then(|file| file.digest(hash, chunk));
-            let result = sink.publish(entry).map(|()| digest);
-            Done::Input(Input::Published { entry, result })
+        self.job(move || {
+            let mut digests: HashMap<EntryId, Option<[u8; 32]>> = HashMap::new();
+            for (entry, file) in files {
+                digests.insert(entry, file.and_then(|file| file.digest(hash, chunk)));
+            }
+            let entries: Vec<_> = digests.keys().copied().collect();
+            let answer = |(entry, result): (EntryId, Result<(), Fault>)| {
+                let digest = digests.get(&entry).copied().flatten();
+                Input::Published { entry, result: result.map(|()| digest) }
+            };
+            Done::Inputs(sink.publish_all(&entries).into_iter().map(answer).collect())
         });
     }
 
-    fn abandon(&mut self, entry: EntryId) {
-        self.files.remove(&entry);
+    /// Makes the hard links of this round.
+    fn link(&mut self) {
+        if self.linking.is_empty() {
+            return;
+        }
+        let entries = std::mem::take(&mut self.linking);
         let sink = Arc::clone(&self.sink);
-        self.workers.submit(move || sink.abandon(entry));
+        self.job(move || {
+            let answer = |(entry, result)| Input::Linked { entry, result };
+            Done::Inputs(sink.link_all(&entries).into_iter().map(answer).collect())
+        });
     }
 }
 
@@ -515,28 +475,6 @@ impl File {
             root.add_hole(hole).ok()?;
         }
         root.finish()
-    }
-}
-
-impl Jobs {
-    fn begin(&mut self, entry: EntryId) {
-        *self.per_entry.entry(entry).or_default() += 1;
-    }
-
-    fn idle(&self, entry: EntryId) -> bool {
-        !self.per_entry.contains_key(&entry)
-    }
-
-    /// A job of this entry is done. True if the entry waits to be abandoned and that was the last.
-    fn done(&mut self, entry: EntryId) -> bool {
-        let Some(count) = self.per_entry.get_mut(&entry) else { return false };
-        *count -= 1;
-        if *count > 0 {
-            return false;
-        }
-        self.per_entry.remove(&entry);
-        let waiting = self.abandoned.iter().position(|waiting| *waiting == entry);
-        waiting.map(|at| self.abandoned.swap_remove(at)).is_some()
     }
 }
 
@@ -613,10 +551,7 @@ fn verdict((entry, placed): (EntryId, Placed)) -> (EntryId, engine::receiver::Pl
         Placed::Fetch => engine::receiver::Placed::Fetch(Wanted::All),
         Placed::Settled(outcome) => engine::receiver::Placed::Settled(outcome),
         Placed::Link { to } => engine::receiver::Placed::Link(to),
-        Placed::Directory { made: true } => {
-            engine::receiver::Placed::Settled(Outcome::Published { bytes: 0, digest: None })
-        }
-        Placed::Directory { made: false } => engine::receiver::Placed::Settled(Outcome::Unchanged),
+        Placed::Directory => engine::receiver::Placed::Directory,
     };
     (entry, verdict)
 }

@@ -8,14 +8,13 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::fs::{Advice, fadvise};
 use tokio::sync::mpsc;
 
 use super::peer::{Inbound, Seat};
 use super::receiving::panic_message;
-use super::watch::{Ended, Overdue, Watch};
+use super::watch::{Attention, Ended, Watch};
 use crate::engine::sender::{ExposedWindow, FilledPack, Input, OpenedFile, Output, SenderOptions};
 use crate::engine::{Event, Sender};
 use crate::ids::{EntryId, RegionId, RemoteKey};
@@ -29,9 +28,6 @@ use crate::units::{ByteRange, ChunkIndex, ChunkSize};
 use crate::wire::message::{HashKind, ManifestPage, RegionKey};
 use crate::wire::{Fault, FaultCode};
 use crate::workers::Workers;
-
-/// How long a cancelled run waits before it takes its connections away.
-const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
 /// Bytes that are read at a time where a file is hashed outside the lanes.
 const HASH_PIECE_BYTES: usize = 256 << 10;
@@ -128,10 +124,10 @@ impl Sending {
                         next = job_results.try_recv().ok();
                     }
                 }
-                fault = driver.watch.interrupted() => driver.cancel(fault),
-                overdue = driver.watch.overdue(CANCEL_GRACE) => match overdue {
-                    Overdue::DropConnections => driver.seat.peer.drop_connections(),
-                    Overdue::GiveUp => return driver.watch.given_up(),
+                attention = driver.watch.attention() => match attention {
+                    Attention::Cancel(fault) => driver.cancel(fault),
+                    Attention::DropConnections => driver.seat.peer.drop_connections(),
+                    Attention::GiveUp => return driver.watch.given_up(),
                 },
             }
         }

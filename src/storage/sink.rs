@@ -78,10 +78,7 @@ pub enum Placed {
         to: EntryId,
     },
     /// The directory is there; its outcome comes when all below it is settled.
-    Directory {
-        /// This run made it.
-        made: bool,
-    },
+    Directory,
 }
 
 /// What became of a page.

@@ -226,7 +226,7 @@ impl Sink {
         table
             .directories
             .add(id, parent, name, metadata, opened, made);
-        Ok(Placed::Directory { made })
+        Ok(Placed::Directory)
     }
 
     fn place_file(

@@ -1,0 +1,1 @@
+//! Random reads of a file on a server.
