@@ -1,6 +1,6 @@
 //! Entries from their page until they are settled, and the page credit they hold.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::engine::wanted::{Remaining, coarsen};
 use crate::engine::{Event, internal, protocol};
@@ -470,10 +470,16 @@ impl Receiver {
     /// The run was cut short: what is unsettled comes to nothing. Entries that had failed by
     /// themselves before are accounted for.
     pub(super) fn give_up_all(&mut self) {
-        for (entry, record) in std::mem::take(&mut self.entries) {
-            match record.state {
-                State::Placing | State::Directory => continue,
-                _ => self.settled.push(entry),
+        // Directories stay: storage may settle them when it hears of the rest.
+        let directory = |record: &Record| matches!(record.state, State::Directory);
+        let entries = std::mem::take(&mut self.entries);
+        let (directories, others) =
+            entries.into_iter().partition(|(_, record)| directory(record));
+        self.entries = directories;
+        let others: BTreeMap<EntryId, Record> = others;
+        for (entry, record) in others {
+            if !matches!(record.state, State::Placing) {
+                self.settled.push(entry);
             }
             if let State::File(file) = record.state
                 && let Phase::Failing(fault) = file.phase

@@ -2,6 +2,7 @@
 
 use crate::engine::{Event, Ledger};
 use crate::ids::{EntryId, RegionId};
+use crate::limits::OPEN_FILES_MAX;
 use crate::manifest::Version;
 use crate::units::{ByteRange, ChunkIndex, ChunkSize};
 use crate::wire::message::{ChunkDigest, GrantPart, HashKind, ManifestPage, RegionKey};
@@ -26,6 +27,22 @@ pub struct SenderOptions {
     pub lease_ms: u32,
     /// The first entry that the receiver reports failed ends the run.
     pub fail_early: bool,
+}
+
+impl SenderOptions {
+    /// The usual bounds.
+    pub fn new(hash: HashKind, chunk: ChunkSize) -> Self {
+        Self {
+            hash,
+            chunk,
+            first_region: RegionId(0),
+            open_files_max: OPEN_FILES_MAX,
+            pack_bytes_max: 32 << 20,
+            regions_max: 256,
+            lease_ms: 60_000,
+            fail_early: false,
+        }
+    }
 }
 
 /// An event that the driver reports. Every job output is answered by exactly one input.
