@@ -201,7 +201,9 @@ mod tests {
         );
         assert_eq!(ShownPath("grün".as_bytes()).to_string(), "grün");
         for worst in [&b"\xff"[..], b"\x1b", "\u{80}".as_bytes()] {
-            let long = StorageError::new("open", worst.repeat(5000), Errno::LOOP).fault().text;
+            let long = StorageError::new("open", worst.repeat(5000), Errno::LOOP)
+                .fault()
+                .text;
             assert!(long.len() < crate::limits::TEXT_BYTES_MAX, "{}", long.len());
         }
     }

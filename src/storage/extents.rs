@@ -86,7 +86,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     const BLOCK: u64 = 64 << 10;
-    const BLOCK_OF_ONES: [u8; 64 << 10] = [1; 64 << 10];
+    static BLOCK_OF_ONES: [u8; 64 << 10] = [1; 64 << 10];
 
     fn range(start: u64, end: u64) -> ByteRange {
         ByteRange { start, end }

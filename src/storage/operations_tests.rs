@@ -164,7 +164,13 @@ fn other_mounts_are_not_removed() {
     let outer = remove(&root, b"d", true, &never);
     let itself = remove(&root, b"d/sub/deep", true, &never);
     let kept = inner.join("f").exists();
-    assert!(std::process::Command::new("umount").arg(&inner).status().unwrap().success());
+    assert!(
+        std::process::Command::new("umount")
+            .arg(&inner)
+            .status()
+            .unwrap()
+            .success()
+    );
     assert_eq!(outer.unwrap_err().code(), FaultCode::Busy);
     assert_eq!(itself.unwrap_err().code(), FaultCode::Busy);
     assert!(kept && !top.path().join("d/file").exists());

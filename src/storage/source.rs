@@ -139,7 +139,12 @@ impl Source {
     /// a proof that did not match is computed afresh.
     pub fn drop_cache(&self, file: &dyn SourceFile, range: ByteRange) {
         // Only a hint: pages that are dirty or mapped stay, and are the file's content anyway.
-        let _ = fadvise(file.as_fd(), range.start, NonZeroU64::new(range.len()), Advice::DontNeed);
+        let _ = fadvise(
+            file.as_fd(),
+            range.start,
+            NonZeroU64::new(range.len()),
+            Advice::DontNeed,
+        );
     }
 
     /// The entry is settled: nothing will be asked of it any more.

@@ -477,10 +477,16 @@ fn unreadable_things_are_failures_and_what_surrounds_them_goes_on() {
     let source = source(top.path(), &[b""], Preserve::default());
     let items = manifest(&source);
     let closed = named(&items, b"closed");
-    let end = Note::DirectoryEnd { directory: closed.id, complete: false };
+    let end = Note::DirectoryEnd {
+        directory: closed.id,
+        complete: false,
+    };
     assert!(items.contains(&Item::Note(end)));
     let notes = skipped(&items);
-    assert!(notes.len() == 1 && notes[0].1 && notes[0].0.code == FaultCode::Denied, "{notes:?}");
+    assert!(
+        notes.len() == 1 && notes[0].1 && notes[0].0.code == FaultCode::Denied,
+        "{notes:?}"
+    );
     let pack = source.fill_pack(
         &[named(&items, b"secret").id, named(&items, b"file").id],
         &mut [0; 10],
@@ -493,31 +499,4 @@ fn unreadable_things_are_failures_and_what_surrounds_them_goes_on() {
 fn threads_share_a_source() {
     fn shared<T: Send + Sync>() {}
     shared::<Source>();
-}
-
-#[test]
-#[ignore]
-fn cost() {
-    let top = tempfile::tempdir().unwrap();
-    for i in 0..20000 {
-        fs::write(top.path().join(format!("file-{i}")), [i as u8; 4096]).unwrap();
-    }
-    for preserve in [Preserve::default(), ARCHIVE] {
-    let usage = || { let s = fs::read_to_string("/proc/self/schedstat").unwrap(); s.split(' ').next().unwrap().parse::<u64>().unwrap() };
-    let usage = || { let _ = usage; let s = fs::read_to_string("/proc/thread-self/schedstat").unwrap(); s.split(' ').next().unwrap().parse::<u64>().unwrap() };
-    let source = source(top.path(), &[b""], preserve);
-    let t0 = usage();
-    let items = manifest(&source);
-    let t1 = usage();
-    let ids: Vec<EntryId> = entries(&items)[1..].iter().map(|entry| entry.id).collect();
-    let mut memory = vec![1; 1 << 20];
-    let t2 = usage();
-    for ids in ids.chunks(256) {
-        let pack = source.fill_pack(ids, &mut memory);
-        assert_eq!(pack.used_len, pack.parts.len() as u64 * 4096);
-        for id in ids { source.forget(*id); }
-    }
-    let t3 = usage();
-    eprintln!("walk {} ns/file, pack {} ns/file", (t1 - t0) / 20000, (t3 - t2) / 20000);
-    }
 }
