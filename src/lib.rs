@@ -21,3 +21,4 @@ pub mod session;
 pub mod storage;
 pub mod sys;
 pub mod transport;
+pub mod workers;
