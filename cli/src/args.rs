@@ -40,28 +40,32 @@ const FAILURES: &str = "When something fails";
         rdcp://host:port/export/path. An export is a directory that a server offers under a name; \
         'rdcp ls host:/' lists those that you may see. Whatever has a colon before its first slash is \
         remote; write ./a:b for a local file of that name.",
-    after_help = "Try 'rdcp help COMMAND' for the options of a command, and --help for more.",
+    after_help = "'rdcp COMMAND -h' shows the options of a command, --help tells more.",
     after_long_help = long_tail(MAIN_EXAMPLES),
     styles = STYLES,
     max_term_width = 100,
     subcommand_required = true,
     arg_required_else_help = true,
-    disable_help_subcommand = false,
-    propagate_version = true
+    disable_help_flag = true
 )]
-pub struct Cli {
+pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 
-    /// Tell more on standard error: what the library does, with transfer ids (-vv: details, -vvv: all)
+    /// Log what happens on standard error, with transfer ids; -vv and -vvv tell more
     #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = GENERAL)]
-    pub verbose: u8,
+    pub(crate) verbose: u8,
+
+    /// Show help; -h is short, --help has examples and the exit statuses
+    // Ours instead of clap's, so that it does not stand before the options that are looked for.
+    #[arg(short, long, global = true, action = clap::ArgAction::Help, help_heading = GENERAL)]
+    help: Option<bool>,
 }
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Copy from a server to this host
     ///
     /// Copies REMOTE files and trees to LOCAL. A directory becomes LOCAL/name; with a slash at the
@@ -141,280 +145,280 @@ pub enum Command {
 
 /// `rdcp pull`.
 #[derive(Debug, Args)]
-pub struct PullArgs {
+pub(crate) struct PullArgs {
     /// Remote files and trees, all on one host
     #[arg(required = true, value_name = "REMOTE", value_hint = ValueHint::Other)]
-    pub sources: Vec<OsString>,
+    pub(crate) sources: Vec<OsString>,
     /// Local destination; - is standard output
     #[arg(value_name = "LOCAL", value_hint = ValueHint::AnyPath)]
-    pub destination: OsString,
+    pub(crate) destination: OsString,
     #[command(flatten)]
-    pub transfer: TransferArgs,
+    pub(crate) transfer: TransferArgs,
     #[command(flatten)]
-    pub output: TransferOutput,
+    pub(crate) output: TransferOutput,
     #[command(flatten)]
-    pub connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// `rdcp push`.
 #[derive(Debug, Args)]
-pub struct PushArgs {
+pub(crate) struct PushArgs {
     /// Local files and trees
     #[arg(required = true, value_name = "LOCAL", value_hint = ValueHint::AnyPath)]
-    pub sources: Vec<OsString>,
+    pub(crate) sources: Vec<OsString>,
     /// Remote destination
     #[arg(value_name = "REMOTE", value_hint = ValueHint::Other)]
-    pub destination: OsString,
+    pub(crate) destination: OsString,
     #[command(flatten)]
-    pub transfer: TransferArgs,
+    pub(crate) transfer: TransferArgs,
     #[command(flatten)]
-    pub output: TransferOutput,
+    pub(crate) output: TransferOutput,
     #[command(flatten)]
-    pub connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// `rdcp cp`.
 #[derive(Debug, Args)]
-pub struct CpArgs {
+pub(crate) struct CpArgs {
     /// Sources: all local, or all on one host
     #[arg(required = true, value_name = "SRC", value_hint = ValueHint::AnyPath)]
-    pub sources: Vec<OsString>,
+    pub(crate) sources: Vec<OsString>,
     /// Destination on the other side
     #[arg(value_name = "DST", value_hint = ValueHint::AnyPath)]
-    pub destination: OsString,
+    pub(crate) destination: OsString,
     #[command(flatten)]
-    pub transfer: TransferArgs,
+    pub(crate) transfer: TransferArgs,
     #[command(flatten)]
-    pub output: TransferOutput,
+    pub(crate) output: TransferOutput,
     #[command(flatten)]
-    pub connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// What a copy carries, how it treats what is there, and how data travels.
 #[derive(Clone, Debug, Default, PartialEq, Args)]
-pub struct TransferArgs {
+pub(crate) struct TransferArgs {
     /// Copy directories with all below them
     #[arg(short, long, help_heading = SELECTION)]
-    pub recursive: bool,
+    pub(crate) recursive: bool,
     /// Carry all that can be carried: -r with modes, symbolic and hard links, user attributes, ACLs,
     /// and owners where that is allowed
     ///
     /// Set-user-id and set-group-id bits are never carried. Without -a, symbolic links are skipped
     /// with a warning, and each hard link becomes a file.
     #[arg(short, long, help_heading = SELECTION)]
-    pub archive: bool,
+    pub(crate) archive: bool,
     /// Carry permission bits; times are always carried
     #[arg(short, long = "perms", help_heading = SELECTION)]
-    pub perms: bool,
+    pub(crate) perms: bool,
 
     /// When to replace a file that exists
     #[arg(long, value_enum, value_name = "WHEN", default_value_t, help_heading = DESTINATION)]
-    pub overwrite: OverwriteArg,
+    pub(crate) overwrite: OverwriteArg,
     /// Replace only files that are older than their source; the same as --overwrite older
     #[arg(short, long, conflicts_with = "overwrite", help_heading = DESTINATION)]
-    pub update: bool,
+    pub(crate) update: bool,
     /// Make missing parents of the destination
     #[arg(long, help_heading = DESTINATION)]
-    pub mkpath: bool,
+    pub(crate) mkpath: bool,
     /// Do not wait until files are safe on disk before they count as done
     ///
     /// Faster for many small files. If the destination loses power soon after, files that were
     /// reported as done may be missing or empty.
     #[arg(long, help_heading = DESTINATION)]
-    pub no_fsync: bool,
+    pub(crate) no_fsync: bool,
 
     /// The digest that proves every chunk
     #[arg(long, value_enum, value_name = "HASH", default_value_t, help_heading = DATA_PATH)]
-    pub hash: HashArg,
+    pub(crate) hash: HashArg,
     /// The way that bytes take; a choice that is not available is an error, never replaced
     #[arg(long, value_enum, value_name = "NAME", default_value_t, help_heading = DATA_PATH)]
-    pub transport: TransportArg,
+    pub(crate) transport: TransportArg,
     /// Unit of verification and repair: a power of two from 64K to 16M [default: 1M]
     #[arg(long, value_name = "SIZE", value_parser = chunk_size, help_heading = DATA_PATH)]
-    pub chunk: Option<ChunkSize>,
+    pub(crate) chunk: Option<ChunkSize>,
     /// Data connections to the server [default: one for each lane, at most 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64),
           help_heading = DATA_PATH)]
-    pub streams: Option<u16>,
+    pub(crate) streams: Option<u16>,
 
     /// End at the first entry that fails instead of going on with the rest
     #[arg(long, help_heading = FAILURES)]
-    pub fail_early: bool,
+    pub(crate) fail_early: bool,
     /// End if nothing has moved for this long, like 30s or 5m [default: 120s]
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = FAILURES)]
-    pub timeout: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// What a copy tells while it runs.
 #[derive(Clone, Debug, Default, Args)]
-pub struct TransferOutput {
+pub(crate) struct TransferOutput {
     /// No progress bar, summary or warnings; errors only
     #[arg(short, long, help_heading = OUTPUT)]
-    pub quiet: bool,
+    pub(crate) quiet: bool,
     /// Tell everything as JSON, an object a line, on standard output
     ///
     /// Types of objects: start, progress (at most two a second), file, warning, error, and summary,
     /// which comes last and exactly once, with the exit status and whether trying again may help. They go
     /// to standard error if the file itself goes to standard output.
     #[arg(long, help_heading = OUTPUT)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// How the server is trusted.
 #[derive(Clone, Debug, Default, Args)]
-pub struct ConnectionArgs {
+pub(crate) struct ConnectionArgs {
     /// Trust a host that is not known yet, and remember its key
     ///
     /// Without it, an unknown host is asked about on a terminal and refused elsewhere. A host whose
     /// key has changed is always refused.
     #[arg(long, help_heading = CONNECTION)]
-    pub accept_new: bool,
+    pub(crate) accept_new: bool,
     /// Where keys of known hosts are kept [default: ~/.config/rdcp/known_hosts]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = CONNECTION)]
-    pub known_hosts: Option<PathBuf>,
+    pub(crate) known_hosts: Option<PathBuf>,
 }
 
 /// `--json` of the commands that look.
 #[derive(Clone, Debug, Default, Args)]
-pub struct LookOutput {
+pub(crate) struct LookOutput {
     /// Tell everything as JSON, an object a line; the last is the summary
     #[arg(long, help_heading = OUTPUT)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// `rdcp ls`.
 #[derive(Debug, Args)]
-pub struct LsArgs {
+pub(crate) struct LsArgs {
     /// Directories, files, or host:/ for the exports
     #[arg(required = true, value_name = "REMOTE", value_hint = ValueHint::Other)]
-    pub paths: Vec<OsString>,
+    pub(crate) paths: Vec<OsString>,
     /// Show kind, mode, owner, size in bytes and time too
     #[arg(short, long)]
-    pub long: bool,
+    pub(crate) long: bool,
     /// List all below, depth first
     #[arg(short, long, short_alias = 'R')]
-    pub recursive: bool,
+    pub(crate) recursive: bool,
     #[command(flatten)]
-    pub output: LookOutput,
+    pub(crate) output: LookOutput,
     #[command(flatten)]
-    pub connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// `rdcp stat`.
 #[derive(Debug, Args)]
-pub struct StatArgs {
+pub(crate) struct StatArgs {
     /// Remote files and directories
     #[arg(required = true, value_name = "REMOTE", value_hint = ValueHint::Other)]
-    pub paths: Vec<OsString>,
+    pub(crate) paths: Vec<OsString>,
     #[command(flatten)]
-    pub output: LookOutput,
+    pub(crate) output: LookOutput,
     #[command(flatten)]
-    pub connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// `rdcp sum`.
 #[derive(Debug, Args)]
-pub struct SumArgs {
+pub(crate) struct SumArgs {
     /// Files and directories, local or remote
     #[arg(required = true, value_name = "PATH", value_hint = ValueHint::AnyPath)]
-    pub paths: Vec<OsString>,
+    pub(crate) paths: Vec<OsString>,
     /// Which digest
     #[arg(long, value_enum, value_name = "HASH", default_value_t)]
-    pub hash: SumHashArg,
+    pub(crate) hash: SumHashArg,
     /// All files below directories
     #[arg(short, long)]
-    pub recursive: bool,
+    pub(crate) recursive: bool,
     #[command(flatten)]
-    pub output: LookOutput,
+    pub(crate) output: LookOutput,
     #[command(flatten)]
-    pub connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// `rdcp verify`.
 #[derive(Debug, Args)]
-pub struct VerifyArgs {
+pub(crate) struct VerifyArgs {
     /// Local file or directory
     #[arg(value_name = "LOCAL", value_hint = ValueHint::AnyPath)]
-    pub local: OsString,
+    pub(crate) local: OsString,
     /// The remote file or directory that is to be the same
     #[arg(value_name = "REMOTE", value_hint = ValueHint::Other)]
-    pub remote: OsString,
+    pub(crate) remote: OsString,
     /// Which digest
     #[arg(long, value_enum, value_name = "HASH", default_value_t)]
-    pub hash: SumHashArg,
+    pub(crate) hash: SumHashArg,
     /// Say nothing of what differs; the exit status tells
     #[arg(short, long, help_heading = OUTPUT)]
-    pub quiet: bool,
+    pub(crate) quiet: bool,
     #[command(flatten)]
-    pub output: LookOutput,
+    pub(crate) output: LookOutput,
     #[command(flatten)]
-    pub connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// `rdcp rm`.
 #[derive(Debug, Args)]
-pub struct RmArgs {
+pub(crate) struct RmArgs {
     /// Remote files, or with -r trees
     #[arg(required = true, value_name = "REMOTE", value_hint = ValueHint::Other)]
-    pub paths: Vec<OsString>,
+    pub(crate) paths: Vec<OsString>,
     /// Remove directories with all below them
     #[arg(short, long)]
-    pub recursive: bool,
+    pub(crate) recursive: bool,
     #[command(flatten)]
-    pub connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// `rdcp mkdir`.
 #[derive(Debug, Args)]
-pub struct MkdirArgs {
+pub(crate) struct MkdirArgs {
     /// Remote directories to make
     #[arg(required = true, value_name = "REMOTE", value_hint = ValueHint::Other)]
-    pub paths: Vec<OsString>,
+    pub(crate) paths: Vec<OsString>,
     /// Make missing parents too; a directory that exists is fine
     #[arg(short, long)]
-    pub parents: bool,
+    pub(crate) parents: bool,
     #[command(flatten)]
-    pub connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// `rdcp ping`.
 #[derive(Debug, Args)]
-pub struct PingArgs {
+pub(crate) struct PingArgs {
     /// The server: host, host:port or rdcp://host:port
     #[arg(value_name = "HOST", value_hint = ValueHint::Hostname)]
-    pub host: OsString,
+    pub(crate) host: OsString,
     /// How many round trips are measured
     #[arg(short = 'n', long, value_name = "N", default_value_t = 4,
           value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub count: u16,
+    pub(crate) count: u16,
     #[command(flatten)]
-    pub output: LookOutput,
+    pub(crate) output: LookOutput,
     #[command(flatten)]
-    pub connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// `rdcp completions`.
 #[derive(Debug, Args)]
-pub struct CompletionsArgs {
+pub(crate) struct CompletionsArgs {
     /// Which shell
     #[arg(value_enum)]
-    pub shell: Shell,
+    pub(crate) shell: Shell,
 }
 
 /// `rdcp man`.
 #[derive(Debug, Args)]
-pub struct ManArgs {
+pub(crate) struct ManArgs {
     /// The command whose page is printed; without it rdcp(1)
     #[arg(value_name = "COMMAND")]
-    pub page: Option<String>,
+    pub(crate) page: Option<String>,
     /// Write all pages into this directory instead
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with = "page")]
-    pub dir: Option<PathBuf>,
+    pub(crate) dir: Option<PathBuf>,
 }
 
 /// `--overwrite`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum OverwriteArg {
+pub(crate) enum OverwriteArg {
     /// If size or time of modification differ
     #[default]
     IfDifferent,
@@ -439,7 +443,7 @@ impl From<OverwriteArg> for Overwrite {
 
 /// `--hash` of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum HashArg {
+pub(crate) enum HashArg {
     /// What b3sum prints; the fastest
     #[default]
     Blake3,
@@ -461,7 +465,7 @@ impl From<HashArg> for HashKind {
 
 /// `--hash` where there must be one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum SumHashArg {
+pub(crate) enum SumHashArg {
     /// What b3sum prints; the fastest
     #[default]
     Blake3,
@@ -480,7 +484,7 @@ impl From<SumHashArg> for HashKind {
 
 /// `--transport`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum TransportArg {
+pub(crate) enum TransportArg {
     /// The best that works
     #[default]
     Auto,
@@ -547,7 +551,7 @@ fn long_tail(examples: &str) -> String {
 }
 
 /// The examples of a page, which the manual shows as well.
-pub fn examples(command: &str) -> &'static str {
+pub(crate) fn examples(command: &str) -> &'static str {
     match command {
         "pull" => PULL_EXAMPLES,
         "push" => PUSH_EXAMPLES,

@@ -14,17 +14,17 @@ const TEXT_CHARS_MAX: usize = 1024;
 const CUT: &str = "[...]";
 
 /// A path, escaped so that different bytes always look different, whole.
-pub fn path_whole(bytes: &[u8]) -> String {
+pub(crate) fn path_whole(bytes: &[u8]) -> String {
     escaped(bytes, Backslash::Doubled)
 }
 
 /// A path for a person: as [`path_whole`], with its middle cut out if it is very long.
-pub fn path(bytes: &[u8]) -> String {
+pub(crate) fn path(bytes: &[u8]) -> String {
     cut_middle(path_whole(bytes), PATH_CHARS_MAX)
 }
 
 /// A message from a peer or the library: harmless, one line, cut.
-pub fn text(message: &str) -> String {
+pub(crate) fn text(message: &str) -> String {
     let mut shown = escaped(message.as_bytes(), Backslash::Kept);
     if let Some((end, _)) = shown.char_indices().nth(TEXT_CHARS_MAX) {
         shown.truncate(end);

@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
-use rdcp::ErrorKind;
+use rdcp::wire::Fault;
+use rdcp::{Error, ErrorKind};
+
+use crate::output::Output;
 
 /// What a process ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +29,7 @@ impl ExitStatus {
     }
 
     /// The status of a class of failures.
-    pub fn of(kind: ErrorKind) -> Self {
+    pub(crate) fn of(kind: ErrorKind) -> Self {
         Self(match kind {
             ErrorKind::Usage => 2,
             ErrorKind::Unreachable => 3,
@@ -54,8 +57,29 @@ impl From<ExitStatus> for ExitCode {
     }
 }
 
+/// The name of a class of failures in JSON lines.
+pub(crate) fn kind_name(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Usage => "usage",
+        ErrorKind::Unreachable => "unreachable",
+        ErrorKind::Denied => "denied",
+        ErrorKind::NotFound => "not_found",
+        ErrorKind::Integrity => "integrity",
+        ErrorKind::Storage => "storage",
+        ErrorKind::Several => "several",
+        ErrorKind::SourceChanged => "source_changed",
+        ErrorKind::TransportUnavailable => "transport_unavailable",
+        ErrorKind::TimedOut => "timed_out",
+        ErrorKind::Exists => "exists",
+        ErrorKind::Different => "different",
+        ErrorKind::Busy => "busy",
+        ErrorKind::Cancelled => "cancelled",
+        _ => "internal",
+    }
+}
+
 /// Each status with its meaning, as help and manual show it.
-pub const TABLE: &[(u8, &str)] = &[
+pub(crate) const TABLE: &[(u8, &str)] = &[
     (0, "done, and verified unless --hash none"),
     (1, "internal error: a defect of rdcp"),
     (2, "usage: the command line makes no sense"),
@@ -82,19 +106,76 @@ pub const TABLE: &[(u8, &str)] = &[
 ];
 
 /// The table as text, a status a line.
-pub fn table_text() -> String {
+pub(crate) fn table_text() -> String {
     TABLE
         .iter()
         .map(|(code, meaning)| format!("  {code:>3}  {meaning}\n"))
         .collect()
 }
 
-/// The class that stands for several failures: their one class, or "several".
-pub fn merged(so_far: Option<ErrorKind>, next: ErrorKind) -> ErrorKind {
-    match so_far {
-        None => next,
-        Some(kind) if kind == next => kind,
-        Some(_) => ErrorKind::Several,
+/// How a run ended: its status, and the class of failure behind it if there is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    /// What the process ends with.
+    pub(crate) status: ExitStatus,
+    /// Why, if not well.
+    pub(crate) kind: Option<ErrorKind>,
+}
+
+impl End {
+    /// All well.
+    pub(crate) const DONE: Self = Self {
+        status: ExitStatus::DONE,
+        kind: None,
+    };
+
+    /// Because of a failure.
+    pub(crate) fn of(kind: ErrorKind) -> Self {
+        Self {
+            status: ExitStatus::of(kind),
+            kind: Some(kind),
+        }
+    }
+
+    /// Because of a signal.
+    pub(crate) fn signal(status: ExitStatus) -> Self {
+        Self {
+            status,
+            kind: Some(ErrorKind::Cancelled),
+        }
+    }
+}
+
+/// The ending of a run that goes on after failures.
+#[derive(Debug, Default)]
+pub(crate) struct Ending {
+    kind: Option<ErrorKind>,
+}
+
+impl Ending {
+    /// Something failed, and it was told.
+    pub(crate) fn failed(&mut self, kind: ErrorKind) {
+        self.kind = Some(match self.kind {
+            Some(so_far) if so_far != kind => ErrorKind::Several,
+            _ => kind,
+        });
+    }
+
+    /// Something failed: tells it.
+    pub(crate) fn error(&mut self, output: &mut Output, error: &Error) {
+        output.error(error);
+        self.failed(error.kind());
+    }
+
+    /// An entry failed: tells it.
+    pub(crate) fn entry_failed(&mut self, output: &mut Output, path: &[u8], fault: &Fault) {
+        output.entry_failed(path, fault);
+        self.failed(ErrorKind::of_fault(fault.code));
+    }
+
+    /// One kind of failure gives its own status.
+    pub(crate) fn end(self) -> End {
+        self.kind.map_or(End::DONE, End::of)
     }
 }
 
@@ -105,6 +186,7 @@ mod tests {
     #[test]
     fn every_class_has_its_own_documented_status() {
         let mut seen = Vec::new();
+        let mut names = Vec::new();
         for kind in ErrorKind::ALL {
             let code = ExitStatus::of(*kind).code();
             assert!(
@@ -114,6 +196,11 @@ mod tests {
             assert!(!seen.contains(&code), "{kind:?} shares status {code}");
             assert_ne!(code, 0, "{kind:?}");
             seen.push(code);
+            assert!(
+                !names.contains(&kind_name(*kind)),
+                "{kind:?} shares its name"
+            );
+            names.push(kind_name(*kind));
         }
         // The rest of the table: success, and the signal that is no class of the library.
         let rest = TABLE
@@ -125,11 +212,16 @@ mod tests {
 
     #[test]
     fn one_kind_of_failure_keeps_its_status() {
-        let storage = merged(None, ErrorKind::Storage);
+        let end = |kinds: &[ErrorKind]| {
+            let mut ending = Ending::default();
+            kinds.iter().for_each(|kind| ending.failed(*kind));
+            ending.end().status.code()
+        };
+        assert_eq!(end(&[]), 0);
+        assert_eq!(end(&[ErrorKind::Storage, ErrorKind::Storage]), 7);
         assert_eq!(
-            merged(Some(storage), ErrorKind::Storage),
-            ErrorKind::Storage
+            end(&[ErrorKind::Storage, ErrorKind::Denied, ErrorKind::Storage]),
+            8
         );
-        assert_eq!(merged(Some(storage), ErrorKind::Denied), ErrorKind::Several);
     }
 }

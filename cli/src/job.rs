@@ -13,10 +13,11 @@ use rdcp::{Error, ErrorKind};
 
 use crate::args::{self, Command, ConnectionArgs, TransferArgs, TransferOutput};
 use crate::escape;
+use crate::output::JsonTo;
 
 /// What is to be done, complete.
 #[derive(Debug)]
-pub enum Job {
+pub(crate) enum Job {
     /// Copy a tree or files.
     Transfer(Box<TransferJob>),
     /// Write one file to standard output.
@@ -30,13 +31,11 @@ pub enum Job {
         paths: Vec<Remote>,
         long: bool,
         recursive: bool,
-        json: bool,
         connection: ConnectionArgs,
     },
     /// Show what things are.
     Stat {
         paths: Vec<Remote>,
-        json: bool,
         connection: ConnectionArgs,
     },
     /// Print digests.
@@ -44,7 +43,6 @@ pub enum Job {
         paths: Vec<Place>,
         hash: HashKind,
         recursive: bool,
-        json: bool,
         connection: ConnectionArgs,
     },
     /// Compare.
@@ -66,7 +64,6 @@ pub enum Job {
         host: String,
         port: u16,
         count: u16,
-        json: bool,
         connection: ConnectionArgs,
     },
     /// Print a completion script.
@@ -80,22 +77,22 @@ pub enum Job {
 
 /// A copy.
 #[derive(Debug)]
-pub struct TransferJob {
+pub(crate) struct TransferJob {
     /// What goes where.
-    pub way: Way,
+    pub(crate) way: Way,
     /// How.
-    pub options: TransferOptions,
+    pub(crate) options: TransferOptions,
     /// Data connections, if told.
-    pub streams: Option<usize>,
+    pub(crate) streams: Option<usize>,
     /// How the server is trusted.
-    pub connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
     /// What is told.
-    pub output: TransferOutput,
+    pub(crate) output: TransferOutput,
 }
 
 /// Which way a copy goes. All that is remote is on one server.
 #[derive(Debug, PartialEq)]
-pub enum Way {
+pub(crate) enum Way {
     /// From a server. There is at least one source.
     Pull {
         sources: Vec<Remote>,
@@ -110,24 +107,22 @@ pub enum Way {
 
 /// A comparison.
 #[derive(Debug)]
-pub struct VerifyJob {
+pub(crate) struct VerifyJob {
     /// This side.
-    pub local: PathBuf,
+    pub(crate) local: PathBuf,
     /// The other.
-    pub remote: Remote,
+    pub(crate) remote: Remote,
     /// By which digest.
-    pub hash: HashKind,
+    pub(crate) hash: HashKind,
     /// Differences are not listed.
-    pub quiet: bool,
-    /// As JSON lines.
-    pub json: bool,
+    pub(crate) quiet: bool,
     /// How the server is trusted.
-    pub connection: ConnectionArgs,
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// Where a path is.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Place {
+pub(crate) enum Place {
     /// On this host.
     Local(PathBuf),
     /// On a server.
@@ -136,7 +131,7 @@ pub enum Place {
 
 impl Job {
     /// What the command means.
-    pub fn from_command(command: Command) -> Result<Self, Error> {
+    pub(crate) fn from_command(command: Command) -> Result<Self, Error> {
         Ok(match command {
             Command::Pull(args) => pull(
                 args.sources,
@@ -157,19 +152,16 @@ impl Job {
                 paths: remotes(&args.paths, "ls")?,
                 long: args.long,
                 recursive: args.recursive,
-                json: args.output.json,
                 connection: args.connection,
             },
             Command::Stat(args) => Self::Stat {
                 paths: in_exports(&args.paths, "stat")?,
-                json: args.output.json,
                 connection: args.connection,
             },
             Command::Sum(args) => Self::Sum {
                 paths: sum_places(&args.paths)?,
                 hash: args.hash.into(),
                 recursive: args.recursive,
-                json: args.output.json,
                 connection: args.connection,
             },
             Command::Verify(args) => verify(args)?,
@@ -185,12 +177,11 @@ impl Job {
             },
             Command::Ping(args) => {
                 let (host, port) = Remote::parse_server(&args.host)?;
-                let (count, json) = (args.count, args.output.json);
+                let count = args.count;
                 Self::Ping {
                     host,
                     port,
                     count,
-                    json,
                     connection: args.connection,
                 }
             }
@@ -201,6 +192,28 @@ impl Job {
             },
         })
     }
+}
+
+/// Where JSON lines were asked for; needed before anything else is known, as errors go there too.
+pub(crate) fn json_of(command: &Command) -> Option<JsonTo> {
+    let (json, to_stdout) = match command {
+        Command::Pull(args) => (args.output.json, args.destination == "-"),
+        Command::Push(args) => (args.output.json, false),
+        Command::Cp(args) => (args.output.json, args.destination == "-"),
+        Command::Ls(args) => (args.output.json, false),
+        Command::Stat(args) => (args.output.json, false),
+        Command::Sum(args) => (args.output.json, false),
+        Command::Verify(args) => (args.output.json, false),
+        Command::Ping(args) => (args.output.json, false),
+        Command::Rm(_) | Command::Mkdir(_) | Command::Completions(_) | Command::Man(_) => {
+            (false, false)
+        }
+    };
+    json.then_some(if to_stdout {
+        JsonTo::Stderr
+    } else {
+        JsonTo::Stdout
+    })
 }
 
 fn copy(args: args::CpArgs) -> Result<Job, Error> {
@@ -389,7 +402,6 @@ fn verify(args: args::VerifyArgs) -> Result<Job, Error> {
         remote,
         hash: args.hash.into(),
         quiet: args.quiet,
-        json: args.output.json,
         connection: args.connection,
     })))
 }
