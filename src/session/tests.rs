@@ -11,8 +11,7 @@ use tokio::task::JoinHandle;
 
 use crate::ids::{SessionId, TransferId};
 use crate::session::control::{
-    ClientControl, ConnectOptions, ControlError, Greeted, Greeting, HANDSHAKE_DEADLINE,
-    ServerControl, connect, greet,
+    ClientControl, ConnectOptions, ControlError, Greeted, Greeting, ServerControl, connect, greet,
 };
 use crate::session::data::{
     ConnectionKind, DataConnection, DataError, SessionKey, accept_data, classify, open_data,
@@ -277,20 +276,17 @@ async fn a_server_may_say_why_not() {
 }
 
 /// A client of TLS alone, for what a real client never says.
-async fn raw_tls(server: &Server) -> tokio_rustls::client::TlsStream<TcpStream> {
+async fn raw_tls(server: &Server) -> std::io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
     let config = tls::client_config().unwrap();
     let stream = TcpStream::connect(server.address).await.unwrap();
     let connector = tokio_rustls::TlsConnector::from(config);
-    connector
-        .connect(tls::server_name().unwrap(), stream)
-        .await
-        .unwrap()
+    connector.connect(tls::server_name().unwrap(), stream).await
 }
 
 async fn greet_raw(bytes: Vec<u8>) -> (Result<Greeted, ControlError>, Vec<u8>) {
     let server = Server::start().await;
     let client = async {
-        let mut stream = raw_tls(&server).await;
+        let mut stream = raw_tls(&server).await.unwrap();
         stream.write_all(&bytes).await.unwrap();
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer).await;
@@ -405,7 +401,6 @@ async fn rubbish_is_refused() {
 
 #[tokio::test]
 async fn a_handshake_that_stalls_is_given_up() {
-    assert!(HANDSHAKE_DEADLINE >= Duration::from_secs(5));
     let server = Server::start().await;
     let (greeted, _stalled) = tokio::join!(server.greet(SHORT), TcpStream::connect(server.address));
     assert!(matches!(greeted, Err(ControlError::TimedOut { .. })));
