@@ -202,6 +202,66 @@ async fn a_host_is_asked_about_once_and_then_known() {
 }
 
 #[tokio::test]
+async fn a_server_that_did_not_wait_for_the_decision_is_connected_anew() {
+    let server = Server::start().await;
+    let client = Client::new(HostDecision::AcceptOnce);
+    let impatient = async {
+        // Past TLS, then gone, as if the greeting had taken too long.
+        let config = tls::server_config(&server.key).unwrap();
+        let stream = server.stream().await;
+        drop(
+            tokio_rustls::TlsAcceptor::from(config)
+                .accept(stream)
+                .await
+                .unwrap(),
+        );
+        server.welcome().await
+    };
+    let (near, far) = tokio::join!(client.connect(&server), impatient);
+    near.unwrap();
+    far.unwrap();
+    assert_eq!(client.asked(), 1);
+}
+
+/// Shows one key's certificate and signs with another.
+#[derive(Debug)]
+struct Impostor(Arc<rustls::sign::CertifiedKey>);
+
+impl rustls::server::ResolvesServerCert for Impostor {
+    fn resolve(
+        &self,
+        _hello: rustls::server::ClientHello<'_>,
+    ) -> Option<Arc<rustls::sign::CertifiedKey>> {
+        Some(Arc::clone(&self.0))
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_without_its_key_is_worth_nothing() {
+    let server = Server::start().await;
+    let thief = HostKey::ephemeral().unwrap();
+    let signing = rustls::crypto::ring::sign::any_supported_type(&thief.private_key()).unwrap();
+    let stolen = rustls::sign::CertifiedKey::new(vec![server.key.certificate()], signing);
+    let mut config = Arc::unwrap_or_clone(tls::server_config(&thief).unwrap());
+    config.cert_resolver = Arc::new(Impostor(Arc::new(stolen)));
+
+    let client = Client::new(HostDecision::Remember);
+    let known = server.key.fingerprint();
+    client
+        .options
+        .known_hosts
+        .remember(&server.host(), &known)
+        .unwrap();
+    let greeting = async { greet(server.stream().await, Arc::new(config), LONG).await };
+    let (near, far) = tokio::join!(client.connect(&server), greeting);
+    let Err(ControlError::Tls(error)) = near else {
+        panic!("not refused")
+    };
+    assert!(error.to_string().contains("BadSignature"), "{error}");
+    assert!(far.is_err());
+}
+
+#[tokio::test]
 async fn an_unknown_host_is_refused_before_anything_is_said() {
     let server = Server::start().await;
     let client = Client::new(HostDecision::Refuse);
