@@ -37,10 +37,9 @@ pub const GRANT_EXTENTS_MAX: usize = 1024;
 pub const DIGESTS_MAX: usize = 1024;
 /// Most entries in one WANT, CLOSE, CLOSED or SETTLED message.
 pub const BATCH_ENTRIES_MAX: usize = 512;
-/// Most ranges of chunks in one WANT message, over all its entries; a more broken file is wanted in
-/// coarser ranges.
-pub const WANT_RANGES_MAX: usize = 8192;
-/// Most rails that one grant tells keys for.
+/// Most ranges in one entry's WANT, and in all entries' of one message.
+pub const WANT_RANGES_MAX: usize = 16 << 10;
+/// Most rails that a grant has keys for.
 pub const RAILS_MAX: usize = 16;
 /// Most transports that a greeting tells of.
 pub const TRANSPORTS_MAX: usize = 8;

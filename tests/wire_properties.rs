@@ -123,7 +123,7 @@ fn what_can_not_be_received_can_not_be_sent() {
         Message::Want(vec![
             (
                 EntryId(0),
-                Wanted::Chunks(vec![ChunkRange::default(); 5000])
+                Wanted::Chunks(vec![ChunkRange::default(); 9000])
             );
             2
         ]),
