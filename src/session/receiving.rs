@@ -16,7 +16,7 @@ use super::watch::{Attention, Ended, Watch};
 use crate::engine::receiver::{
     FetchFailure, Input, Output, PackFile, PackResult, Proof, ReceiverOptions,
 };
-use crate::engine::{self, Event, FetchToken, Receiver};
+use crate::engine::{self, FetchToken, Receiver};
 use crate::ids::{EntryId, RegionId};
 use crate::integrity::{self, HashPlan, RootBuilder, Sha256State};
 use crate::lane::{Fetch, FetchError, LaneEvent, Store};
@@ -25,7 +25,7 @@ use crate::memory::Slot;
 use crate::storage::sink::{self, Placed, PlacedPage, Sink};
 use crate::storage::{SinkFile, StorageError};
 use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
-use crate::wire::message::{HashKind, Outcome, Wanted};
+use crate::wire::message::{HashKind, Wanted};
 use crate::wire::{Fault, FaultCode};
 use crate::workers::Workers;
 

@@ -9,7 +9,6 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use rustix::fs::{Advice, fadvise};
 use tokio::sync::mpsc;
 
 use super::peer::{Inbound, Seat};
@@ -358,9 +357,10 @@ impl Driver {
     fn rehash(&mut self, entry: EntryId, chunk: ChunkIndex, before: Option<[u8; 32]>) {
         let file = self.files.get(&entry).map(|open| Arc::clone(&open.file));
         let (hash, chunk_size) = (self.hash, self.chunk);
+        let source = Arc::clone(&self.source);
         self.job(move || {
             let result = match file {
-                Some(file) => rehash(&file, hash, chunk_size, chunk, before),
+                Some(file) => rehash(&source, &file, hash, chunk_size, chunk, before),
                 None => Err(Fault::new(FaultCode::SourceChanged, "the file is not open any more")),
             };
             Done::Input(Input::Rehashed { entry, chunk, result })
@@ -370,6 +370,7 @@ impl Driver {
 
 /// Reads a chunk afresh and computes its value.
 fn rehash(
+    source: &Source,
     file: &OpenSource,
     hash: HashKind,
     chunk_size: ChunkSize,
@@ -386,21 +387,11 @@ fn rehash(
         },
         HashKind::None => HashPlan::None,
     };
-    drop_cached(file, range);
+    source.drop_cache(&*file.file, range);
     let mut hasher = ChunkHasher::new(&plan);
     let mut buffer = vec![0; HASH_PIECE_BYTES];
     hash_range(&*file.file, range, &mut buffer, |piece| hasher.update(piece))?;
     Ok(hasher.finish().unwrap_or_default())
-}
-
-/// Lets the kernel forget what it has cached of a range, so that the next read asks the device. It
-/// may decline; then the cache is what everybody else reads as well.
-fn drop_cached(file: &OpenSource, range: ByteRange) {
-    let len = std::num::NonZeroU64::new(range.len());
-    let advised = fadvise(file.file.as_fd(), range.start, len, Advice::DontNeed);
-    if let Err(errno) = advised {
-        tracing::debug!(%errno, "the kernel keeps what it has cached");
-    }
 }
 
 /// Reads a range of a file in pieces. A file that ends early has changed.

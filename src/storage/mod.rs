@@ -22,7 +22,6 @@ mod directory;
 mod links;
 mod names;
 mod pack;
-mod proof;
 mod scratch;
 mod tour;
 mod walk;

@@ -5,6 +5,7 @@
 //! asks `cancelled` again and again and then ends with [`FaultCode::Cancelled`].
 
 use std::io;
+use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -14,12 +15,12 @@ use rustix::io::Errno;
 use super::at::{self, read_link};
 use super::directory::{Directory, OpenDirectories};
 use super::error::StorageError;
-use super::proof::sum_file;
 use super::root::{LastSymlink, Root};
 use super::source::read_at;
 use super::status::Status;
 use super::walk::{Found, OwnFiles, Step, Trouble, TroubleAt, Walk};
 use crate::ids::EntryId;
+use crate::integrity::sum_file;
 use crate::limits::WALK_NAMES_BYTES_MAX;
 use crate::manifest::Name;
 use crate::wire::message::{HashKind, Listed, ListedKind};
@@ -380,7 +381,8 @@ fn sum_open(
             }
             read_at(&file, buffer, offset)
         };
-        let summed = sum_file(read, status.len, hash);
+        let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let summed = sum_file(read, status.len, hash, threads);
         if cancelled() {
             return Err(cancelled_error("sum", path));
         }

@@ -8,11 +8,11 @@ use std::fs::File;
 use std::io;
 
 use super::error::StorageError;
-use super::proof::proofs;
 use super::source::{Location, Source, read_at};
 use super::status::Status;
 use super::version::version_of;
 use crate::ids::EntryId;
+use crate::integrity::proofs;
 use crate::manifest::Version;
 use crate::units::ByteRange;
 use crate::wire::message::{ChunkDigest, GrantPart};

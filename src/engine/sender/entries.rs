@@ -70,6 +70,22 @@ impl Record {
 impl Sender {
     pub(super) fn want(&mut self, entry: EntryId, wanted: &Wanted) -> Result<(), Fault> {
         let record = self.entries.get_mut(&entry).filter(|record| !record.settled);
+        // A file that is read at random is wanted again and again, each time after all that was
+        // wanted before has been granted.
+        if let Some(Record { state: State::Open(file), .. }) = record
+            && file.last_granted
+            && let Some(mut remaining) = Remaining::new(wanted)
+        {
+            remaining.clamp(self.options.chunk.count(file.len));
+            if remaining.is_done() {
+                return Err(protocol("a second want for chunks that are not in the file"));
+            }
+            file.remaining = remaining;
+            file.last_granted = false;
+            self.open.push_back(entry);
+            return Ok(());
+        }
+        let record = self.entries.get_mut(&entry).filter(|record| !record.settled);
         let Some((record, len)) = record.and_then(|record| {
             let len = record.len?;
             matches!(record.state, State::Told).then_some((record, len))
