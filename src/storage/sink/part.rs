@@ -53,9 +53,8 @@ pub(crate) fn stem_of(name: &Name) -> u64 {
 pub(crate) fn part_name(stem: u64) -> Name {
     let mut bytes = Vec::with_capacity(PREFIX.len() + DIGITS + SUFFIX.len());
     bytes.extend_from_slice(PREFIX);
-    for shift in (0..DIGITS).rev() {
-        let digit = b"0123456789abcdef"[(stem >> (4 * shift)) as usize & 0xf];
-        bytes.push(digit);
+    for byte in stem.to_be_bytes() {
+        bytes.extend([byte >> 4, byte & 0xf].map(|digit| b"0123456789abcdef"[usize::from(digit)]));
     }
     bytes.extend_from_slice(SUFFIX);
     Name::new(bytes).expect("a short name of harmless letters is a name")

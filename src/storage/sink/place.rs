@@ -67,11 +67,11 @@ impl Sink {
                     placed.entries.push((id, answer.unwrap_or_else(failed)));
                 }
                 Item::Note(Note::DirectoryEnd { directory, .. }) => {
-                    let answer = self.table().directories.end(directory);
-                    match answer {
-                        Ok(true) => ended.push(directory),
-                        Ok(false) => {}
-                        Err(_) => placed.finished.push((directory, unknown_end(directory))),
+                    // It may be the one remembered, and nothing more is taken into it.
+                    page.last = None;
+                    // The end of what is not open ends nothing.
+                    if self.table().directories.end(directory) == Ok(true) {
+                        ended.push(directory);
                     }
                 }
                 // What a sender skipped is told to the user by others.
@@ -160,16 +160,16 @@ impl Sink {
 
     fn spot_in(&self, id: EntryId, name: &Name, page: &mut Page) -> Result<Spot, Fault> {
         let parent = Parent::Entry(id);
-        if let Some((last, directory, fresh)) = &page.last {
-            if *last == id {
-                let directory = directory.clone();
-                return Ok(Spot {
-                    parent,
-                    directory,
-                    name: Some(name.clone()),
-                    fresh: *fresh,
-                });
-            }
+        if let Some((last, directory, fresh)) = &page.last
+            && *last == id
+        {
+            let directory = directory.clone();
+            return Ok(Spot {
+                parent,
+                directory,
+                name: Some(name.clone()),
+                fresh: *fresh,
+            });
         }
         let fresh = match self.table().directories.known(id) {
             Known::Placed(directory) if !directory.ended => directory.made,
@@ -563,10 +563,4 @@ fn protocol(text: impl Into<String>) -> Fault {
 
 fn nameless() -> Fault {
     protocol("something that is no directory was told as a destination's contents")
-}
-
-fn unknown_end(directory: EntryId) -> Outcome {
-    Outcome::Failed(protocol(format!(
-        "the end of {directory} was told, which is no open directory"
-    )))
 }
