@@ -12,7 +12,6 @@ use super::Sink;
 use super::apply::times;
 use super::directory::{Directory, Handle, Parent};
 use crate::ids::EntryId;
-use crate::manifest::Name;
 use crate::storage::error::StorageError;
 use crate::storage::status::Status;
 use crate::wire::Fault;
@@ -50,7 +49,7 @@ impl Sink {
         let mut outcomes = Vec::new();
         let mut unsynced = Vec::new();
         while let Some(id) = ready.pop() {
-            let handle = self.handle(&Parent::Entry(id), &itself());
+            let handle = self.handle(&Parent::Entry(id), b"");
             let Some(directory) = self.table().directories.take(id) else {
                 continue;
             };
@@ -108,9 +107,4 @@ fn sync(unsynced: &mut Vec<(usize, Arc<Handle>)>, outcomes: &mut [(EntryId, Outc
             outcomes[index].1 = Outcome::Failed(error.into());
         }
     }
-}
-
-/// For messages about a directory that can't be opened again.
-fn itself() -> Name {
-    Name::new(&b"directory"[..]).expect("a plain word is a name")
 }

@@ -1138,7 +1138,49 @@ fn jobs_of_one_transfer_run_beside_each_other_and_beside_placing() {
 }
 
 #[test]
-fn set_id_bits_and_a_planted_default_list_do_not_widen_modes() {
+fn inherited_access_lists_decide_where_modes_are_not_preserved_and_not_elsewhere() {
+    for preserve in [Preserve::default(), ARCHIVE] {
+        let mut field = Field::new();
+        field.preserve = preserve;
+        let list = access_list();
+        lsetxattr(
+            field.dst(),
+            "system.posix_acl_default",
+            &list,
+            XattrFlags::empty(),
+        )
+        .unwrap();
+        let sink = field.sink();
+        sink.place(vec![
+            top(),
+            entry(1, 0, b"packed", file(1), metadata(0o666)),
+            entry(2, 0, b"parted", file(1), metadata(0o666)),
+        ]);
+        store(&sink, 1, b"x").unwrap();
+        fill(&sink, 2, b"x").unwrap();
+        let plain = field.dst().join("plain");
+        fs::File::create(&plain).unwrap();
+        for name in ["packed", "parted"] {
+            let path = field.dst().join(name);
+            let mode = fs::metadata(&path).unwrap().mode();
+            let mut value = [0; 256];
+            let inherited = lgetxattr(&path, "system.posix_acl_access", &mut value[..]);
+            if preserve.xattrs {
+                assert_eq!(
+                    (mode & 0o7777, inherited),
+                    (0o666, Err(Errno::NODATA)),
+                    "{name}"
+                );
+            } else {
+                assert_eq!(mode, fs::metadata(&plain).unwrap().mode(), "{name}");
+                assert_eq!(inherited, Ok(list.len()), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn set_id_bits_never_come_from_a_source_nor_stay_on_new_content() {
     let field = Field::new();
     let (_, path) = field.send(b"x", metadata(0o7777));
     assert_eq!(fs::metadata(path).unwrap().mode() & 0o7777, 0o1777);
@@ -1146,7 +1188,6 @@ fn set_id_bits_and_a_planted_default_list_do_not_widen_modes() {
     field.preserve = Preserve::default();
     let path = field.dst().join("f");
     fs::write(&path, "privileged").unwrap();
-    lsetxattr(&path, "user.mark", b"1", XattrFlags::empty()).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
     field.send(b"x", metadata(0o644));
     assert_eq!(fs::metadata(path).unwrap().mode() & 0o7777, 0o755);
