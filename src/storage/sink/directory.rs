@@ -17,6 +17,7 @@ use super::media::Media;
 use crate::ids::EntryId;
 use crate::manifest::{Metadata, Name};
 use crate::storage::at::open2;
+use crate::storage::root::refuse_kernel_file_systems;
 use crate::storage::status::Status;
 use crate::wire::FaultCode;
 
@@ -64,6 +65,8 @@ impl Handle {
         let media = if device == self.inode.0 {
             self.media
         } else {
+            // Writing into the kernel's own file systems is never meant.
+            refuse_kernel_file_systems(&fd, &[]).map_err(|_| Errno::PERM)?;
             Media::of(&fd)?
         };
         let path = self.shown(name).into();

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use rustix::fs::{fsync, futimens};
+use rustix::fs::{Mode, fchmod, fsync, futimens};
 
 use super::Sink;
 use super::apply::times;
@@ -89,9 +89,19 @@ impl Sink {
         let mode = self
             .rules
             .directory_mode(metadata.mode, &directory.before, directory.made);
+        // Opened up for this run only, so giving the mode back is no change.
+        let opened_up = now.mode != mode && directory.before.mode == mode;
+        let seen = if opened_up {
+            Status { mode, ..now }
+        } else {
+            now
+        };
         let updated = self
             .rules
-            .update(handle, shown, metadata, &now, mode, &self.notes)?;
+            .update(handle, shown, metadata, &seen, mode, &self.notes)?;
+        if opened_up {
+            fchmod(handle, Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))?;
+        }
         let timed = directory.touched || now.mtime != metadata.mtime;
         if timed {
             futimens(handle, &times(metadata.mtime)).map_err(failed("set the time of"))?;

@@ -10,6 +10,7 @@ use rustix::fs::{FlockOperation, XattrFlags, flock, lgetxattr, lsetxattr};
 use super::*;
 use crate::manifest::{Entry, EntryKind, Item, Note, Place};
 use crate::storage::identity::Identity;
+use crate::storage::status::Status;
 use crate::units::{ByteRange, Timestamp};
 use crate::wire::message::RootName;
 
@@ -798,6 +799,49 @@ fn a_full_disk_leaves_the_old_version_and_nothing_else() {
     for name in ["packed", "parted"] {
         assert_eq!(fs::read(field.dst().join(name)).unwrap(), b"old");
     }
+}
+
+#[test]
+fn the_kernels_own_file_systems_are_not_written_into() {
+    let root = Arc::new(Root::open(Path::new("/"), Identity::current()).unwrap());
+    let roots = vec![RootName {
+        name: b"src".to_vec(),
+        contents: true,
+    }];
+    let placement = Placement {
+        into_directory: false,
+        make_parents: false,
+        roots,
+    };
+    let (overwrite, preserve) = (Overwrite::Never, Preserve::default());
+    let options = SinkOptions {
+        placement,
+        overwrite,
+        preserve,
+        sync: false,
+    };
+    // Descriptors of "/" itself are not touched: its times are those that it has.
+    let seen = Status::of(fs::File::open("/").unwrap()).unwrap();
+    let place = Place::Root(0);
+    let metadata = Metadata {
+        mtime: seen.mtime,
+        mode: seen.mode,
+        ..Metadata::default()
+    };
+    let top = Entry {
+        id: EntryId(0),
+        place,
+        kind: EntryKind::Directory,
+        metadata,
+    };
+    let sink = Sink::new(root, &b""[..], options);
+    let page = sink.place(vec![
+        Item::Entry(top),
+        entry(1, 0, b"proc", EntryKind::Directory, Metadata::default()),
+        end(1),
+    ]);
+    assert_eq!(page.entries[0].1, Placed::Directory);
+    assert_eq!(code(&page.entries[1].1), FaultCode::Denied);
 }
 
 #[test]
