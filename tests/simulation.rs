@@ -3,6 +3,8 @@
 //!
 //! `RDCP_SEED=n` replays one seed, `RDCP_SEEDS=n` sets how many are tried.
 
+#![allow(missing_docs, unreachable_pub, clippy::cast_possible_truncation)]
+
 #[path = "simulation/files.rs"]
 mod files;
 #[path = "simulation/pair.rs"]
