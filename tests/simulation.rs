@@ -5,6 +5,8 @@
 
 #![allow(missing_docs, unreachable_pub, clippy::cast_possible_truncation)]
 
+#[path = "simulation/conversation.rs"]
+mod conversation;
 #[path = "simulation/files.rs"]
 mod files;
 #[path = "simulation/hostile.rs"]
