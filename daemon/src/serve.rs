@@ -27,10 +27,8 @@ pub(crate) async fn start(settings: &Settings) -> Result<Server, StartError> {
         path: state_dir.clone(),
         source,
     })?;
-    let limits = ServerLimits {
-        sessions_max: usize::try_from(settings.sessions_max.value).unwrap_or(usize::MAX),
-        ..ServerLimits::default()
-    };
+    let sessions_max = usize::try_from(settings.sessions_max.value).unwrap_or(usize::MAX);
+    let limits = ServerLimits::default().sessions_max(sessions_max);
     let mut builder = Server::builder()
         .state_directory(state_dir.clone())
         .auth_none(settings.auth.is_some())
