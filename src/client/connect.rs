@@ -117,6 +117,10 @@ impl Session {
         &self.welcome
     }
 
+    pub(super) fn machinery(&self) -> Machinery {
+        self.machinery.clone()
+    }
+
     pub(super) fn workers(&self) -> Workers {
         self.machinery.workers.clone()
     }

@@ -55,7 +55,17 @@ pub(super) fn source(path: &Path, preserve: Preserve) -> Result<(SourceSpec, Roo
         let parent = parent.canonicalize().map_err(failed)?;
         parent.join(path.file_name().unwrap_or_default())
     } else {
-        path.canonicalize().map_err(failed)?
+        match path.canonicalize() {
+            Ok(real) => real,
+            // The walk tells what is missing, and the other sources go on.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let local = destination(path)?;
+                let name = shown_name.unwrap_or_default();
+                let spec = SourceSpec { root: local.root, path: local.below };
+                return Ok((spec, RootName { name, contents }));
+            }
+            Err(error) => return Err(failed(error)),
+        }
     };
     let name = shown_name.unwrap_or_else(|| real.file_name().unwrap_or_default().as_bytes().to_vec());
     let (held, below) = match (real.parent(), real.file_name()) {

@@ -243,7 +243,7 @@ async fn run_push(
     let (watch, account) = watching(start, shown, &options, &seat).await;
     let run = Sending {
         seat,
-        workers: session.workers(),
+        machinery: session.machinery(),
         source: Arc::new(Source::new(specs, walk)),
         options: sender_options,
         watch,

@@ -5,12 +5,13 @@
 //! peer may read, events. Walking, opening, filling packs and hashing ahead run on the workers;
 //! serving READs is the lanes' work; the rest is this task.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
+use super::machinery::{Machinery, PACK_SLOT_BYTES};
 use super::peer::{Inbound, Seat};
 use super::receiving::panic_message;
 use super::watch::{Attention, Ended, Watch};
@@ -19,8 +20,8 @@ use crate::engine::{Event, Sender};
 use crate::ids::{EntryId, RegionId, RemoteKey};
 use crate::integrity::{ChunkHasher, HashPlan, Sha256Ahead, Sha256State};
 use crate::lane::{LaneEvent, Served, ServedRegion};
-use crate::limits::{GRANT_EXTENTS_MAX, PACK_BYTES_MAX};
-use crate::memory::Pool;
+use crate::limits::GRANT_EXTENTS_MAX;
+use crate::memory::{Pool, Slot};
 use crate::storage::SourceFile;
 use crate::storage::source::{OpenSource, Source};
 use crate::units::{ByteRange, ChunkIndex, ChunkSize};
@@ -34,7 +35,7 @@ const HASH_PIECE_BYTES: usize = 256 << 10;
 /// What a sending run needs.
 pub(crate) struct Sending {
     pub(crate) seat: Seat,
-    pub(crate) workers: Workers,
+    pub(crate) machinery: Machinery,
     pub(crate) source: Arc<Source>,
     pub(crate) options: SenderOptions,
     pub(crate) watch: Watch,
@@ -50,8 +51,12 @@ struct Driver {
     watch: Watch,
     results: mpsc::UnboundedSender<Done>,
     files: HashMap<EntryId, Open>,
-    /// Memory of packs: as many slots as the engine uses at once.
+    /// Memory of packs that all transfers share.
     packs: Pool,
+    /// One slot of our own: with it a transfer goes on whatever others hold.
+    own_pack: Pool,
+    /// Packs that wait for memory.
+    waiting: VecDeque<WaitingPack>,
 }
 
 /// A big file that is served.
@@ -66,6 +71,13 @@ enum Ahead {
     Idle(Option<Sha256Ahead>),
     /// A job runs; it is to be followed by one up to here.
     Running(Option<ChunkIndex>),
+}
+
+/// A pack that waits for memory.
+struct WaitingPack {
+    region: RegionId,
+    entries: Vec<EntryId>,
+    capacity: u64,
 }
 
 /// What a job reports.
@@ -85,11 +97,9 @@ impl Sending {
     /// the ledger.
     pub(crate) async fn run(self) -> Ended {
         let (results, mut job_results) = mpsc::unbounded_channel();
-        let slot_bytes = usize::try_from(PACK_BYTES_MAX).unwrap_or(1 << 20);
-        let slots = usize::try_from(self.options.pack_bytes_max / PACK_BYTES_MAX).unwrap_or(1);
         let mut driver = Driver {
             seat: self.seat,
-            workers: self.workers,
+            workers: self.machinery.workers,
             source: self.source,
             hash: self.options.hash,
             chunk: self.options.chunk,
@@ -97,7 +107,9 @@ impl Sending {
             watch: self.watch,
             results,
             files: HashMap::new(),
-            packs: Pool::new(slot_bytes, slots.max(1)),
+            packs: self.machinery.packs,
+            own_pack: Pool::new(PACK_SLOT_BYTES, 1),
+            waiting: VecDeque::new(),
         };
         loop {
             if let Some(ended) = driver.carry_out().await {
@@ -217,7 +229,7 @@ impl Driver {
                     });
                 }
                 Output::FillPack { region, entries, capacity } => {
-                    self.fill_pack(region, entries, capacity);
+                    self.waiting.push_back(WaitingPack { region, entries, capacity });
                 }
                 Output::Expose { region, entry, range, file_len } => {
                     self.expose(region, entry, range, file_len);
@@ -244,6 +256,7 @@ impl Driver {
                 }
             }
         }
+        self.fill_packs();
         None
     }
 
@@ -261,15 +274,19 @@ impl Driver {
         });
     }
 
-    fn fill_pack(&mut self, region: RegionId, entries: Vec<EntryId>, capacity: u64) {
-        // The engine has at most as many packs under way as there are slots.
-        let Some(mut slot) = self.packs.take() else {
-            let fault = Fault::new(FaultCode::Internal, "no memory is left for a pack");
-            let failed = entries.into_iter().map(|entry| (entry, fault.clone())).collect();
-            let pack = FilledPack { failed, ..FilledPack::default() };
-            self.engine.handle(Input::PackFilled { region, pack });
-            return;
-        };
+    /// Fills the packs that there is memory for. Called whenever something happened, so a pack whose
+    /// memory another transfer gives back waits at most until our own next one is released.
+    fn fill_packs(&mut self) {
+        let owner = self.seat.peer.id.0;
+        while !self.waiting.is_empty() {
+            let slot = self.own_pack.take_for(owner).or_else(|| self.packs.take_for(owner));
+            let (Some(slot), Some(pack)) = (slot, self.waiting.pop_front()) else { return };
+            self.fill_pack(pack, slot);
+        }
+    }
+
+    fn fill_pack(&mut self, pack: WaitingPack, mut slot: Slot) {
+        let WaitingPack { region, entries, capacity } = pack;
         let source = Arc::clone(&self.source);
         let regions = self.seat.regions();
         self.job(move || {

@@ -484,7 +484,7 @@ async fn send(
     seat.say(Message::Opened);
     let run = Sending {
         seat,
-        workers: serving.machinery.workers.clone(),
+        machinery: serving.machinery.clone(),
         source: Arc::new(Source::new(specs, walk)),
         options,
         watch: watch(roots),
