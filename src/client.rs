@@ -1,1 +1,159 @@
-//! The client's half of the public interface: connect, transfer, look, read.
+//! The client's half of the public interface: connect, transfer, look.
+//!
+//! A [`Client`] is one session with one server; transfers and operations of it run at the same
+//! time. It knows the session layer and nothing below: no keys of regions, rings or descriptors.
+
+mod connect;
+mod local;
+mod operations;
+mod remote_file;
+mod transfer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use local::sum_local;
+pub use operations::Ping;
+pub use remote_file::RemoteFile;
+pub use transfer::{Canceller, Transfer};
+
+use crate::error::Error;
+use crate::options::{ClientOptions, HashKind, TransferOptions};
+use crate::wire::message::{Listed, RemotePath};
+
+/// One thing to pull.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PullSource {
+    /// The export's name.
+    pub export: String,
+    /// Its path below the export; bytes, without a leading `/`.
+    pub path: Vec<u8>,
+    /// A directory's contents are meant, not the directory: it was written with a trailing slash.
+    pub contents: bool,
+}
+
+/// A session with a server.
+///
+/// Cheap to clone; the session ends when the last clone and the last transfer are gone.
+#[derive(Clone)]
+pub struct Client {
+    session: Arc<connect::Session>,
+}
+
+impl Client {
+    /// Connects to the daemon at `host` and `port`, checks its key against the known hosts and
+    /// agrees on a protocol level.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`](crate::ErrorKind::Unreachable) if nothing answers in time or it
+    /// does not speak the protocol; [`ErrorKind::Denied`](crate::ErrorKind::Denied) if its key is
+    /// unknown or has changed; [`ErrorKind::Busy`](crate::ErrorKind::Busy) if it takes no more
+    /// sessions.
+    pub async fn connect(host: &str, port: u16, options: ClientOptions) -> Result<Self, Error> {
+        Ok(Self { session: connect::Session::establish(host, port, options).await? })
+    }
+
+    /// Starts fetching `sources` to `destination`, by the rules of the command: a directory becomes
+    /// `destination/name` (its contents go into `destination` if `contents` is set); a file goes
+    /// into `destination` if that ends in `/`, is a directory or there are several sources, else
+    /// `destination` is its name.
+    pub fn pull(
+        &self,
+        sources: &[PullSource],
+        destination: &Path,
+        options: TransferOptions,
+    ) -> Transfer {
+        transfer::pull(Arc::clone(&self.session), sources.to_vec(), destination.into(), options)
+    }
+
+    /// Starts sending `sources` to `destination` on the server, by the same rules. A trailing slash
+    /// on a source means a directory's contents; `into_directory` says that the destination was
+    /// written with one.
+    pub fn push(
+        &self,
+        sources: &[PathBuf],
+        destination: &RemotePath,
+        into_directory: bool,
+        options: TransferOptions,
+    ) -> Transfer {
+        let session = Arc::clone(&self.session);
+        transfer::push(session, sources.to_vec(), destination.clone(), into_directory, options)
+    }
+
+    /// Lists a directory, all below it if `recursive`, or the exports if `path.export` is empty.
+    ///
+    /// # Errors
+    /// What the server says, or that it can't be reached any more.
+    pub async fn list(
+        &self,
+        path: &RemotePath,
+        recursive: bool,
+        on: impl FnMut(Listed),
+    ) -> Result<(), Error> {
+        operations::list(&self.session, path, recursive, on).await
+    }
+
+    /// Looks at one thing; a symlink is not followed.
+    ///
+    /// # Errors
+    /// What the server says, or that it can't be reached any more.
+    pub async fn stat(&self, path: &RemotePath) -> Result<Listed, Error> {
+        operations::stat(&self.session, path).await
+    }
+
+    /// Has the server digest a file, or all files below a directory, from their content.
+    ///
+    /// # Errors
+    /// What the server says, or that it can't be reached any more. A file of a tree that can't be
+    /// read is told as a [`Listed`] with its fault.
+    pub async fn sum(
+        &self,
+        path: &RemotePath,
+        recursive: bool,
+        hash: HashKind,
+        on: impl FnMut(Listed),
+    ) -> Result<(), Error> {
+        operations::sum(&self.session, path, recursive, hash, on).await
+    }
+
+    /// Removes a file, or a directory with all below it if `recursive`.
+    ///
+    /// # Errors
+    /// What the server says, or that it can't be reached any more.
+    pub async fn remove(&self, path: &RemotePath, recursive: bool) -> Result<(), Error> {
+        operations::remove(&self.session, path, recursive).await
+    }
+
+    /// Makes a directory; with `parents` those above it too, and one that exists is fine.
+    ///
+    /// # Errors
+    /// What the server says, or that it can't be reached any more.
+    pub async fn make_directory(&self, path: &RemotePath, parents: bool) -> Result<(), Error> {
+        operations::make_directory(&self.session, path, parents).await
+    }
+
+    /// Measures the round trip and tells what the server says of its transports.
+    ///
+    /// # Errors
+    /// That the server can't be reached any more or does not answer in time.
+    pub async fn ping(&self) -> Result<Ping, Error> {
+        operations::ping(&self.session).await
+    }
+
+    /// Opens a file on the server for random reads without a copy on disk.
+    ///
+    /// # Errors
+    /// What the server says, or that it can't be reached any more.
+    pub async fn open(&self, path: &RemotePath) -> Result<RemoteFile, Error> {
+        remote_file::open(Arc::clone(&self.session), path).await
+    }
+
+    /// How long the server may keep silent before a request fails.
+    const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+    /// Ends the session; running transfers of other clones fail.
+    pub async fn close(self) {
+        self.session.close().await;
+    }
+}

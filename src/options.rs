@@ -92,8 +92,6 @@ pub struct TransferOptions {
     pub fail_early: bool,
     /// The run ends if nothing moved for this long. Default 120 s.
     pub stall_timeout: Duration,
-    /// Upper bound of payload bytes per second. Default none.
-    pub bandwidth_bytes_per_second: Option<u64>,
 }
 
 impl Default for TransferOptions {
@@ -109,7 +107,6 @@ impl Default for TransferOptions {
             transport: TransportChoice::Auto,
             fail_early: false,
             stall_timeout: Duration::from_secs(120),
-            bandwidth_bytes_per_second: None,
         }
     }
 }

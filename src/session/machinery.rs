@@ -1,0 +1,44 @@
+//! What one process shares among all its sessions: the lanes and the workers.
+//!
+//! Started at first use and kept until the process ends, so that threads do not grow with clients,
+//! servers or sessions.
+
+use std::num::NonZeroUsize;
+use std::sync::OnceLock;
+
+use crate::error::{Error, ErrorKind};
+use crate::lane::{LaneOptions, Lanes};
+use crate::workers::Workers;
+
+/// Lanes and workers.
+#[derive(Clone)]
+pub(crate) struct Machinery {
+    pub(crate) lanes: Lanes,
+    pub(crate) workers: Workers,
+}
+
+/// Enough for slow calls to overlap on the smallest machine, and for fsyncs to be merged.
+const WORKERS_MIN: usize = 4;
+const WORKERS_MAX: usize = 16;
+
+static MACHINERY: OnceLock<Result<Machinery, String>> = OnceLock::new();
+
+/// The process's lanes and workers.
+///
+/// # Errors
+/// When the kernel refuses threads, memory or descriptors.
+pub(crate) fn machinery() -> Result<Machinery, Error> {
+    MACHINERY.get_or_init(|| start().map_err(|error| error.to_string())).clone().map_err(|error| {
+        Error::new(ErrorKind::Storage, format!("starting the data plane failed: {error}"))
+            .with_hint("raise the limits on open files, processes and locked memory (ulimit -a)")
+    })
+}
+
+fn start() -> std::io::Result<Machinery> {
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let workers = NonZeroUsize::new((cores * 2).clamp(WORKERS_MIN, WORKERS_MAX));
+    Ok(Machinery {
+        lanes: Lanes::start(&LaneOptions::default())?,
+        workers: Workers::start(workers.unwrap_or(NonZeroUsize::MIN))?,
+    })
+}

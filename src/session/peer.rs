@@ -1,0 +1,319 @@
+//! One established session, the same at both ends: who gets which message and which lane event.
+//!
+//! In: messages from the control connection's reader, events from lanes, data connections that
+//! come and go. Out: each to the transfer that it belongs to, by transfer id, region or token.
+//! Transfers of one session share its control connection and its data connections; their regions
+//! and tokens are told apart by a number in the upper bits. Nothing here decides anything.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+use tokio::sync::{Notify, mpsc, watch};
+
+use crate::engine::LaneId;
+use crate::ids::{RegionId, SessionId, TransferId};
+use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, RegionTable};
+use crate::session::data::ConnectionKeys;
+use crate::session::control::{ControlError, ControlWriter};
+use crate::wire::message::Envelope;
+use crate::wire::{Fault, FaultCode, Message};
+
+/// Bits of a region id or fetch token that count within one transfer.
+const NUMBER_SHIFT: u32 = 40;
+
+/// What reaches a transfer from its session.
+#[derive(Debug)]
+pub(crate) enum Inbound {
+    /// The peer said this in our transfer.
+    Message(Message),
+    /// A lane reports about one of our fetches or regions; ids are our own again.
+    Lane(LaneEvent),
+    /// A data connection can be used.
+    LaneUp(LaneId),
+    /// A data connection is gone. Its fetches come back by themselves.
+    LaneDown(LaneId),
+    /// The session is over for this reason.
+    Over(Fault),
+}
+
+/// The session as transfers see it.
+pub(crate) struct Peer {
+    pub(crate) id: SessionId,
+    writer: ControlWriter,
+    lanes: Lanes,
+    regions: Arc<RegionTable>,
+    routes: RwLock<Routes>,
+    connections: Mutex<Connections>,
+    numbers: AtomicU32,
+    lost: Notify,
+    over: watch::Sender<Option<Fault>>,
+}
+
+#[derive(Default)]
+struct Routes {
+    by_transfer: HashMap<TransferId, mpsc::UnboundedSender<Inbound>>,
+    by_number: HashMap<u32, mpsc::UnboundedSender<Inbound>>,
+    over: bool,
+}
+
+#[derive(Default)]
+struct Connections {
+    up: Vec<(LaneId, Arc<DataConnection>)>,
+    issued: u32,
+    closed: bool,
+}
+
+/// A transfer's place in its session; leaving it is dropping it.
+pub(crate) struct Seat {
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) transfer: TransferId,
+    pub(crate) inbox: mpsc::UnboundedReceiver<Inbound>,
+    number: u32,
+}
+
+impl Peer {
+    pub(crate) fn new(id: SessionId, writer: ControlWriter, lanes: Lanes) -> Arc<Self> {
+        Arc::new_cyclic(|peer: &Weak<Self>| Self {
+            id,
+            writer,
+            lanes,
+            regions: RegionTable::new(sink(Weak::clone(peer))),
+            routes: RwLock::default(),
+            connections: Mutex::default(),
+            numbers: AtomicU32::new(1),
+            lost: Notify::new(),
+            over: watch::Sender::new(None),
+        })
+    }
+
+    /// Takes a seat for a transfer. `None` if one with this id has a seat, or the session is over.
+    pub(crate) fn seat(self: &Arc<Self>, transfer: TransferId) -> Option<Seat> {
+        let (sender, inbox) = mpsc::unbounded_channel();
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed) & ((1 << 23) - 1);
+        // Connections are locked first, as in `attach`: a lane that comes up in between is told
+        // exactly once.
+        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
+        if routes.over || routes.by_transfer.contains_key(&transfer) {
+            return None;
+        }
+        for (lane, _) in &connections.up {
+            // The receiver is held below, so this can't fail.
+            let _ = sender.send(Inbound::LaneUp(*lane));
+        }
+        routes.by_transfer.insert(transfer, sender.clone());
+        routes.by_number.insert(number, sender);
+        Some(Seat { peer: Arc::clone(self), transfer, inbox, number })
+    }
+
+    /// How many transfers have a seat.
+    pub(crate) fn seats(&self) -> usize {
+        self.routes.read().unwrap_or_else(PoisonError::into_inner).by_transfer.len()
+    }
+
+    /// Says something to the peer.
+    pub(crate) fn say(&self, transfer: TransferId, message: Message) {
+        if let Err(error) = self.writer.send(&Envelope { transfer, message }) {
+            match error {
+                // The reader finds out as well, and ends the session.
+                ControlError::Closed => {}
+                error => {
+                    tracing::warn!(session = %self.id, %transfer, %error, "can't speak to the peer");
+                    self.writer.abort();
+                }
+            }
+        }
+    }
+
+    /// Hands a message to its transfer. Gives it back if no such transfer has a seat.
+    pub(crate) fn deliver(&self, envelope: Envelope) -> Result<(), Envelope> {
+        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(sender) = routes.by_transfer.get(&envelope.transfer) else {
+            return Err(envelope);
+        };
+        // A transfer that has just ended needs no message.
+        let _ = sender.send(Inbound::Message(envelope.message));
+        Ok(())
+    }
+
+    /// Puts a data connection on a lane and tells every transfer. `false` if the session is over.
+    pub(crate) fn attach(
+        self: &Arc<Self>,
+        stream: std::net::TcpStream,
+        keys: ConnectionKeys,
+    ) -> bool {
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        if connections.closed {
+            return false;
+        }
+        let lane = LaneId(connections.issued);
+        connections.issued += 1;
+        // Connections of one session start on different lanes of the process and go round.
+        let start = usize::try_from(self.id.0 % 64).unwrap_or(0);
+        let at = (start + lane.0 as usize) % self.lanes.count();
+        let events = sink(Arc::downgrade(self));
+        let regions = Arc::clone(&self.regions);
+        let connection = self.lanes.attach(at, stream, keys, regions, events);
+        connections.up.push((lane, Arc::new(connection)));
+        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+        routes.tell(|| Inbound::LaneUp(lane));
+        true
+    }
+
+    /// How many data connections are up.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner).up.len()
+    }
+
+    /// Ends every data connection. What was in flight on them comes back as lost.
+    pub(crate) fn drop_connections(&self) {
+        let dropped = {
+            let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            let dropped = std::mem::take(&mut connections.up);
+            let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+            for (lane, _) in &dropped {
+                routes.tell(|| Inbound::LaneDown(*lane));
+            }
+            dropped
+        };
+        // Dropping them detaches them, outside of the lock: lanes answer what is in flight.
+        drop(dropped);
+        self.lost.notify_one();
+    }
+
+    /// The session is over: tells every transfer, ends the data connections.
+    pub(crate) fn close(&self, fault: &Fault) {
+        {
+            let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            connections.closed = true;
+        }
+        {
+            let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
+            if !routes.over {
+                routes.over = true;
+                self.over.send_replace(Some(fault.clone()));
+                routes.tell(|| Inbound::Over(fault.clone()));
+            }
+        }
+        self.drop_connections();
+        self.lost.notify_waiters();
+        self.lost.notify_one();
+    }
+
+    /// Why the session is over, if it is.
+    pub(crate) fn over(&self) -> Option<Fault> {
+        self.over.borrow().clone()
+    }
+
+    /// Waits for the session's end.
+    pub(crate) async fn closed(&self) -> Fault {
+        let mut over = self.over.subscribe();
+        // The sender lives in `self`, so the wait can't fail.
+        match over.wait_for(Option::is_some).await {
+            Ok(fault) => fault.clone().unwrap_or_else(ended),
+            Err(_) => ended(),
+        }
+    }
+
+    /// Waits until a data connection is lost, or was since the last call.
+    pub(crate) async fn connection_lost(&self) {
+        self.lost.notified().await;
+    }
+
+    fn lane_event(&self, event: LaneEvent) {
+        if let LaneEvent::ConnectionLost { connection, reason } = &event {
+            tracing::debug!(session = %self.id, %connection, %reason, "data connection ended");
+            let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_it = |(_, known): &(LaneId, Arc<DataConnection>)| known.id() == *connection;
+            let Some(at) = connections.up.iter().position(is_it) else {
+                return;
+            };
+            let (lane, _) = connections.up.swap_remove(at);
+            let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+            routes.tell(|| Inbound::LaneDown(lane));
+            self.lost.notify_one();
+            return;
+        }
+        let Some((number, event)) = localise(event) else { return };
+        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = routes.by_number.get(&number) {
+            let _ = sender.send(Inbound::Lane(event));
+        }
+    }
+
+    fn connection(&self, lane: LaneId) -> Option<Arc<DataConnection>> {
+        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.up.iter().find(|(known, _)| *known == lane).map(|(_, found)| Arc::clone(found))
+    }
+}
+
+impl Routes {
+    fn tell(&self, inbound: impl Fn() -> Inbound) {
+        for sender in self.by_number.values() {
+            let _ = sender.send(inbound());
+        }
+    }
+}
+
+/// Hands a lane's events to the session, if it is still there.
+fn sink(peer: Weak<Peer>) -> EventSink {
+    Arc::new(move |event| {
+        if let Some(peer) = peer.upgrade() {
+            peer.lane_event(event);
+        }
+    })
+}
+
+fn ended() -> Fault {
+    Fault::new(FaultCode::Lost, "the session ended")
+}
+
+/// Splits the transfer's number off the ids in an event.
+fn localise(mut event: LaneEvent) -> Option<(u32, LaneEvent)> {
+    let number = match &mut event {
+        LaneEvent::Landed { token, .. } => {
+            let number = *token >> NUMBER_SHIFT;
+            *token &= (1 << NUMBER_SHIFT) - 1;
+            number
+        }
+        LaneEvent::Hashed { region, .. }
+        | LaneEvent::SourceFailed { region, .. }
+        | LaneEvent::Revoked { region, .. } => region.0 >> NUMBER_SHIFT,
+        _ => return None,
+    };
+    u32::try_from(number).ok().map(|number| (number, event))
+}
+
+impl Seat {
+    /// The first region id of this transfer; it has 2^40 of them.
+    pub(crate) fn first_region(&self) -> RegionId {
+        RegionId(u64::from(self.number) << NUMBER_SHIFT)
+    }
+
+    /// Says something to the peer in this transfer.
+    pub(crate) fn say(&self, message: Message) {
+        self.peer.say(self.transfer, message);
+    }
+
+    /// Posts a fetch. `false`: the lane is gone, and the fetch with it.
+    pub(crate) fn fetch(&self, lane: LaneId, mut fetch: Fetch) -> bool {
+        let Some(connection) = self.peer.connection(lane) else { return false };
+        fetch.token |= u64::from(self.number) << NUMBER_SHIFT;
+        connection.fetch(fetch);
+        true
+    }
+
+    /// What the peer may read, over every data connection that is up now or comes later.
+    pub(crate) fn regions(&self) -> Arc<RegionTable> {
+        Arc::clone(&self.peer.regions)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut routes = self.peer.routes.write().unwrap_or_else(PoisonError::into_inner);
+        routes.by_transfer.remove(&self.transfer);
+        routes.by_number.remove(&self.number);
+    }
+}

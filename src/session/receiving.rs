@@ -1,0 +1,569 @@
+//! Drives a [`Receiver`]: carries its orders out with lanes, workers and the sink, and hands it
+//! what comes back.
+//!
+//! In: messages and lane events from the seat, results of jobs. Out: messages, fetches, files
+//! under their names, events. It decides nothing about chunks, only who does what on which thread:
+//! blocking calls run on the workers, data moves on the lanes, the rest is this task.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::peer::{Inbound, Seat};
+use super::watch::{Attention, Ended, Watch};
+use crate::engine::receiver::{
+    FetchFailure, Input, Output, PackFile, PackResult, Proof, ReceiverOptions,
+};
+use crate::engine::{self, FetchToken, Receiver};
+use crate::ids::{EntryId, RegionId};
+use crate::integrity::{self, HashPlan, RootBuilder, Sha256State};
+use crate::lane::{Fetch, FetchError, LaneEvent, Store};
+use crate::manifest::Item;
+use crate::memory::Slot;
+use crate::storage::sink::{self, Placed, PlacedPage, Sink};
+use crate::storage::{SinkFile, StorageError};
+use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
+use crate::wire::message::{HashKind, Wanted};
+use crate::wire::{Fault, FaultCode};
+use crate::workers::Workers;
+
+/// Chunks of holes whose zeros are hashed for a file's digest, in bytes; the digest of a file with
+/// larger holes is not computed, as that would take longer than its transfer.
+const HOLE_BYTES_HASHED_MAX: u64 = 1 << 30;
+
+/// What a receiving run needs.
+pub(crate) struct Receiving {
+    pub(crate) seat: Seat,
+    pub(crate) workers: Workers,
+    pub(crate) sink: Arc<Sink>,
+    pub(crate) options: ReceiverOptions,
+    pub(crate) watch: Watch,
+}
+
+struct Driver {
+    seat: Seat,
+    workers: Workers,
+    sink: Arc<Sink>,
+    hash: HashKind,
+    chunk: ChunkSize,
+    engine: Receiver,
+    watch: Watch,
+    results: mpsc::UnboundedSender<Done>,
+    files: HashMap<EntryId, File>,
+    /// Where the slot of a pack's fetch goes.
+    pack_fetches: HashMap<u64, RegionId>,
+    /// Which file a chunk's fetch is for.
+    chunk_fetches: HashMap<u64, EntryId>,
+    packs: HashMap<RegionId, Arc<Slot>>,
+    /// Pages waiting for their turn: they are placed in order, one at a time.
+    pages: VecDeque<(u64, Vec<Item>)>,
+    placing: bool,
+    /// Files and links of this round, that are published and made together.
+    publishing: Vec<(EntryId, Option<File>)>,
+    linking: Vec<EntryId>,
+    /// Fetches whose lane was gone when they were posted.
+    lost: Vec<FetchToken>,
+}
+
+/// A big file under way.
+struct File {
+    sink: Option<Arc<dyn SinkFile>>,
+    len: u64,
+    root: Option<RootBuilder>,
+    holes: Vec<ChunkRange>,
+    last_value: Option<[u8; 32]>,
+}
+
+/// What a job reports.
+enum Done {
+    /// An answer for the engine.
+    Input(Input),
+    /// The part file of an entry.
+    Prepared(EntryId, Result<Arc<dyn SinkFile>, Fault>),
+    /// What became of a page.
+    Placed(u64, PlacedPage),
+    /// Answers for the engine, of a job for several orders.
+    Inputs(Vec<Input>),
+    /// It panicked with this message.
+    Panicked(String),
+}
+
+impl Receiving {
+    /// Runs to the end. The error is why the run itself ended; failures of single entries are in
+    /// the ledger.
+    pub(crate) async fn run(self) -> Ended {
+        let (results, mut job_results) = mpsc::unbounded_channel();
+        let engine = Receiver::new(self.options.clone());
+        let mut driver = Driver {
+            seat: self.seat,
+            workers: self.workers,
+            sink: self.sink,
+            hash: self.options.hash,
+            chunk: self.options.chunk,
+            engine,
+            watch: self.watch,
+            results,
+            files: HashMap::new(),
+            pack_fetches: HashMap::new(),
+            chunk_fetches: HashMap::new(),
+            packs: HashMap::new(),
+            pages: VecDeque::new(),
+            placing: false,
+            publishing: Vec::new(),
+            linking: Vec::new(),
+            lost: Vec::new(),
+        };
+        loop {
+            if let Some(ended) = driver.carry_out().await {
+                return ended;
+            }
+            tokio::select! {
+                biased;
+                inbound = driver.seat.inbox.recv() => match inbound {
+                    Some(inbound) => {
+                        driver.inbound(inbound);
+                        while let Ok(inbound) = driver.seat.inbox.try_recv() {
+                            driver.inbound(inbound);
+                        }
+                    }
+                    None => driver.cancel(Fault::new(FaultCode::Lost, "the session ended")),
+                },
+                result = job_results.recv() => {
+                    let mut next = result;
+                    while let Some(result) = next {
+                        if let Some(ended) = driver.job_done(result) {
+                            return ended;
+                        }
+                        next = job_results.try_recv().ok();
+                    }
+                }
+                attention = driver.watch.attention() => match attention {
+                    Attention::Cancel(fault) => driver.cancel(fault),
+                    Attention::DropConnections => driver.seat.peer.drop_connections(),
+                    Attention::GiveUp => return driver.watch.given_up(),
+                },
+            }
+        }
+    }
+}
+
+impl Driver {
+    fn cancel(&mut self, fault: Fault) {
+        self.watch.cancelling();
+        self.engine.handle(Input::Cancel(fault));
+    }
+
+    fn inbound(&mut self, inbound: Inbound) {
+        self.watch.progressed();
+        let input = match inbound {
+            Inbound::Message(message) => Input::Message(message),
+            Inbound::LaneUp(lane) => Input::LaneUp { lane, rail: 0 },
+            Inbound::LaneDown(lane) => Input::LaneDown { lane },
+            Inbound::Over(fault) => return self.cancel(fault),
+            Inbound::Lane(LaneEvent::Landed { token, result }) => self.landed(token, result),
+            // Events of a sender's regions can't be meant for a receiver.
+            Inbound::Lane(_) => return,
+        };
+        self.engine.handle(input);
+    }
+
+    fn landed(
+        &mut self,
+        token: u64,
+        result: Result<crate::lane::Landed, FetchError>,
+    ) -> Input {
+        let region = self.pack_fetches.remove(&token);
+        let entry = self.chunk_fetches.remove(&token);
+        let result = match result {
+            Ok(landed) => {
+                if let (Some(region), Some(slot)) = (region, landed.slot) {
+                    self.packs.insert(region, Arc::new(slot));
+                }
+                Ok(landed.digest)
+            }
+            Err(FetchError::ConnectionLost) => Err(FetchFailure::Lost),
+            Err(FetchError::Refused(_)) => Err(FetchFailure::Remote),
+            Err(FetchError::Storage(error)) => Err(FetchFailure::Storage(self.write_fault(entry, error))),
+            Err(error) => {
+                let fault = Fault::new(FaultCode::Internal, error.to_string());
+                Err(FetchFailure::Storage(fault))
+            }
+        };
+        Input::Landed { token: FetchToken(token), result }
+    }
+
+    fn job_done(&mut self, done: Done) -> Option<Ended> {
+        self.watch.progressed();
+        let input = match done {
+            Done::Input(input) => input,
+            Done::Prepared(entry, result) => {
+                let result = result.map(|sink| {
+                    if let Some(file) = self.files.get_mut(&entry) {
+                        file.sink = Some(sink);
+                    }
+                });
+                Input::Prepared { entry, result }
+            }
+            Done::Placed(page, placed) => {
+                self.placing = false;
+                Input::Placed {
+                    page,
+                    entries: placed.entries.into_iter().map(verdict).collect(),
+                    directories: placed.finished,
+                }
+            }
+            Done::Inputs(inputs) => {
+                for input in inputs {
+                    self.engine.handle(input);
+                }
+                return None;
+            }
+            Done::Panicked(message) => return Some(self.watch.broken(&message)),
+        };
+        self.engine.handle(input);
+        None
+    }
+
+    /// Carries out all orders at hand.
+    async fn carry_out(&mut self) -> Option<Ended> {
+        loop {
+            while let Some(output) = self.engine.poll() {
+                if let Some(ended) = self.output(output).await {
+                    return Some(ended);
+                }
+            }
+            self.place_next();
+            self.publish();
+            self.link();
+            self.report_notes().await;
+            if self.lost.is_empty() {
+                return None;
+            }
+            for token in std::mem::take(&mut self.lost) {
+                self.engine.handle(Input::Landed { token, result: Err(FetchFailure::Lost) });
+            }
+        }
+    }
+
+    /// What the sink left out or did otherwise.
+    async fn report_notes(&mut self) {
+        for note in self.sink.take_notes() {
+            self.watch.warn(Vec::new(), Fault::new(FaultCode::Special, note)).await;
+        }
+    }
+
+    fn write_fault(&self, entry: Option<EntryId>, error: std::io::Error) -> Fault {
+        let path = entry.map(|entry| self.watch.path(entry)).unwrap_or_default();
+        write_fault(&path, error)
+    }
+
+    async fn output(&mut self, output: Output) -> Option<Ended> {
+        match output {
+            Output::Send(message) => self.seat.say(message),
+            Output::Place { page, items } => {
+                self.watch.learn(&items);
+                self.pages.push_back((page, items));
+            }
+            Output::Prepare { entry, file_len, .. } => self.prepare(entry, file_len),
+            Output::Allocate { entry, region, ranges } => {
+                let file = self.files.get(&entry).and_then(|file| file.sink.clone());
+                let path = self.watch.path(entry);
+                self.job(move || {
+                    let result = match file {
+                        Some(file) => file.allocate(&ranges).map_err(|error| write_fault(&path, error)),
+                        None => Err(Fault::new(FaultCode::Internal, "no part file is open")),
+                    };
+                    Done::Input(Input::Allocated { entry, region, result })
+                });
+            }
+            Output::Fetch(fetch) => self.fetch(fetch),
+            Output::FetchPack { token, lane, region, key, len } => {
+                self.pack_fetches.insert(token.0, region);
+                let fetch = Fetch {
+                    token: token.0,
+                    remote: key.key,
+                    offset: key.address,
+                    len,
+                    hash: HashPlan::None,
+                    store: Store::Deliver,
+                };
+                if !self.seat.fetch(lane, fetch) {
+                    self.pack_fetches.remove(&token.0);
+                    self.lost.push(token);
+                }
+            }
+            Output::StorePack { region, files, digests } => self.store_pack(region, files, digests),
+            Output::Verified { entry, chunk, digest } => self.verified(entry, chunk, digest),
+            Output::Hole { entry, chunks, value } => {
+                if let Some(file) = self.files.get_mut(&entry) {
+                    file.holes.push(chunks);
+                    let last = chunks.end == self.chunk.count(file.len);
+                    if last && value.is_some() {
+                        file.last_value = value;
+                    }
+                }
+            }
+            Output::Publish { entry } => {
+                let file = self.files.remove(&entry);
+                self.publishing.push((entry, file));
+            }
+            Output::Link { entry, .. } => self.linking.push(entry),
+            Output::Settled(entries) => {
+                for entry in &entries {
+                    self.files.remove(entry);
+                }
+                let sink = Arc::clone(&self.sink);
+                self.job(move || {
+                    Done::Input(Input::DirectoriesSettled(sink.settled(&entries)))
+                });
+            }
+            Output::Event(event) => self.watch.event(event).await,
+            Output::Finished(ledger) => return Some(self.watch.finished(ledger).await),
+            Output::Failed { fault, ledger } => {
+                return Some(self.watch.failed(fault, ledger).await);
+            }
+        }
+        None
+    }
+
+    /// Runs a blocking call on the workers; what it reports comes back by the results.
+    fn job(&mut self, job: impl FnOnce() -> Done + Send + 'static) {
+        let results = self.results.clone();
+        self.workers.submit(move || {
+            let done = catch_unwind(AssertUnwindSafe(job))
+                .unwrap_or_else(|panic| Done::Panicked(panic_message(&*panic)));
+            let _ = results.send(done);
+        });
+    }
+
+    fn place_next(&mut self) {
+        if self.placing {
+            return;
+        }
+        let Some((page, items)) = self.pages.pop_front() else { return };
+        self.placing = true;
+        let sink = Arc::clone(&self.sink);
+        self.job(move || Done::Placed(page, sink.place(items)));
+    }
+
+    fn prepare(&mut self, entry: EntryId, file_len: u64) {
+        let root = (self.hash == HashKind::Blake3).then(|| RootBuilder::new(self.chunk, file_len));
+        let file = File { sink: None, len: file_len, root, holes: Vec::new(), last_value: None };
+        self.files.insert(entry, file);
+        let sink = Arc::clone(&self.sink);
+        self.job(move || Done::Prepared(entry, sink.prepare(entry, file_len)));
+    }
+
+    fn fetch(&mut self, order: engine::receiver::Fetch) {
+        let Some(file) = self.files.get(&order.entry).and_then(|file| file.sink.clone()) else {
+            self.lost.push(order.token);
+            return;
+        };
+        let hash = match order.proof {
+            Proof::None => HashPlan::None,
+            Proof::Blake3 => HashPlan::Blake3 {
+                chunk: order.chunk,
+                chunk_size: self.chunk,
+                file_len: order.file_len,
+            },
+            Proof::Sha256 { before } => HashPlan::Sha256 {
+                before: before.map_or(Sha256State::INITIAL, Sha256State),
+                start: order.file_offset,
+                file_len: order.file_len,
+            },
+        };
+        let fetch = Fetch {
+            token: order.token.0,
+            remote: order.key.key,
+            offset: order.key.address.saturating_add(order.region_offset),
+            len: order.len,
+            hash,
+            store: Store::File { file, offset: order.file_offset, data: order.data },
+        };
+        if self.seat.fetch(order.lane, fetch) {
+            self.chunk_fetches.insert(order.token.0, order.entry);
+        } else {
+            self.lost.push(order.token);
+        }
+    }
+
+    fn store_pack(&mut self, region: RegionId, files: Vec<PackFile>, digests: Vec<[u8; 32]>) {
+        let slot = self.packs.remove(&region);
+        let sink = Arc::clone(&self.sink);
+        let (hash, chunk) = (self.hash, self.chunk);
+        self.job(move || {
+            // A pack of empty files has no bytes, so nothing was fetched for it.
+            let empty = files.iter().all(|file| file.len == 0);
+            let results = match slot {
+                None if empty => store_pack(&sink, &[], hash, chunk, &files, &digests),
+                Some(slot) => store_pack(&sink, &slot, hash, chunk, &files, &digests),
+                None => {
+                    let fault = Fault::new(FaultCode::Internal, "a pack's bytes are not there");
+                    let failed = |file: &PackFile| (file.entry, PackResult::Failed(fault.clone()));
+                    files.iter().map(failed).collect()
+                }
+            };
+            Done::Input(Input::PackStored { region, results })
+        });
+    }
+
+    fn verified(&mut self, entry: EntryId, chunk: ChunkIndex, digest: Option<[u8; 32]>) {
+        let (Some(file), Some(digest)) = (self.files.get_mut(&entry), digest) else { return };
+        if let Some(root) = &mut file.root
+            && let Err(error) = root.add(chunk, digest)
+        {
+            // The engine verifies each chunk once, so this is a defect; the file's digest is then
+            // not told, its chunks are proved all the same.
+            tracing::error!(%entry, %error, "a chunk's digest could not be merged");
+            file.root = None;
+        }
+        if chunk.0 + 1 == self.chunk.count(file.len) {
+            file.last_value = Some(digest);
+        }
+    }
+
+    /// Publishes the files of this round as one group: their syncs are put together.
+    fn publish(&mut self) {
+        if self.publishing.is_empty() {
+            return;
+        }
+        let files = std::mem::take(&mut self.publishing);
+        let sink = Arc::clone(&self.sink);
+        let (hash, chunk) = (self.hash, self.chunk);
+        self.job(move || {
+            let mut digests: HashMap<EntryId, Option<[u8; 32]>> = HashMap::new();
+            for (entry, file) in files {
+                digests.insert(entry, file.and_then(|file| file.digest(hash, chunk)));
+            }
+            let entries: Vec<_> = digests.keys().copied().collect();
+            let answer = |(entry, result): (EntryId, Result<(), Fault>)| {
+                let digest = digests.get(&entry).copied().flatten();
+                Input::Published { entry, result: result.map(|()| digest) }
+            };
+            Done::Inputs(sink.publish_all(&entries).into_iter().map(answer).collect())
+        });
+    }
+
+    /// Makes the hard links of this round.
+    fn link(&mut self) {
+        if self.linking.is_empty() {
+            return;
+        }
+        let entries = std::mem::take(&mut self.linking);
+        let sink = Arc::clone(&self.sink);
+        self.job(move || {
+            let answer = |(entry, result)| Input::Linked { entry, result };
+            Done::Inputs(sink.link_all(&entries).into_iter().map(answer).collect())
+        });
+    }
+}
+
+impl File {
+    /// The digest of the whole file, if its chunks' proofs are known.
+    fn digest(self, hash: HashKind, chunk: ChunkSize) -> Option<[u8; 32]> {
+        if hash == HashKind::Sha256 {
+            return self.last_value;
+        }
+        let mut root = self.root?;
+        let holes: u64 = self.holes.iter().map(|hole| hole.end - hole.start).sum();
+        if holes.saturating_mul(chunk.bytes()) > HOLE_BYTES_HASHED_MAX {
+            return None;
+        }
+        for hole in self.holes {
+            root.add_hole(hole).ok()?;
+        }
+        root.finish()
+    }
+}
+
+/// Proves the files of a pack and stores those that are right.
+fn store_pack(
+    sink: &Sink,
+    pack: &[u8],
+    hash: HashKind,
+    chunk: ChunkSize,
+    files: &[PackFile],
+    digests: &[[u8; 32]],
+) -> Vec<(EntryId, PackResult)> {
+    let mut results = Vec::with_capacity(files.len());
+    let mut right = Vec::with_capacity(files.len());
+    let mut values = Vec::with_capacity(files.len());
+    for file in files {
+        let Some(bytes) = slice(pack, file.offset, file.len) else {
+            let fault = Fault::new(FaultCode::Protocol, "a file lies outside its pack");
+            results.push((file.entry, PackResult::Failed(fault)));
+            continue;
+        };
+        let expected = digests.get(file.digests.clone()).unwrap_or(&[]);
+        let Some(digest) = prove(bytes, hash, chunk, expected) else {
+            results.push((file.entry, PackResult::Mismatch));
+            continue;
+        };
+        right.push(sink::PackFile { id: file.entry, bytes });
+        values.push(digest);
+    }
+    let stored = sink.store_pack(&right);
+    for ((entry, result), digest) in stored.into_iter().zip(values) {
+        let result = match result {
+            Ok(()) => PackResult::Stored { digest },
+            Err(fault) => PackResult::Failed(fault),
+        };
+        results.push((entry, result));
+    }
+    results
+}
+
+fn slice(bytes: &[u8], offset: u64, len: u64) -> Option<&[u8]> {
+    let start = usize::try_from(offset).ok()?;
+    let end = start.checked_add(usize::try_from(len).ok()?)?;
+    bytes.get(start..end)
+}
+
+/// Whether a small file's bytes match the proofs of its chunks: `None` if not, else its digest if
+/// there is a hash.
+#[allow(clippy::option_option)]
+fn prove(
+    bytes: &[u8],
+    hash: HashKind,
+    chunk_size: ChunkSize,
+    expected: &[[u8; 32]],
+) -> Option<Option<[u8; 32]>> {
+    if hash == HashKind::None {
+        return Some(None);
+    }
+    let mut proofs = Vec::with_capacity(expected.len());
+    integrity::proofs(hash, chunk_size, bytes, |_, value| proofs.push(value));
+    if proofs != expected {
+        return None;
+    }
+    let digest = match (hash, proofs.as_slice()) {
+        (HashKind::Blake3, [_, _, ..]) => integrity::digest(hash, bytes),
+        (_, proofs) => proofs.last().copied(),
+    };
+    Some(digest)
+}
+
+/// What the engine needs to know of a placed entry.
+fn verdict((entry, placed): (EntryId, Placed)) -> (EntryId, engine::receiver::Placed) {
+    let verdict = match placed {
+        Placed::Fetch => engine::receiver::Placed::Fetch(Wanted::All),
+        Placed::Settled(outcome) => engine::receiver::Placed::Settled(outcome),
+        Placed::Link { to } => engine::receiver::Placed::Link(to),
+        Placed::Directory => engine::receiver::Placed::Directory,
+    };
+    (entry, verdict)
+}
+
+/// What a failed write means.
+fn write_fault(path: &[u8], error: std::io::Error) -> Fault {
+    StorageError::new("write", path, error).fault()
+}
+
+/// The words of a panic.
+pub(super) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without words".to_owned())
+}

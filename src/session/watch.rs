@@ -1,0 +1,302 @@
+//! Watches one transfer for those outside: totals, events with paths, failures for the report, and
+//! when a run must end: cancelled by its owner, or without progress for too long.
+//!
+//! In: the engine's events and the driver's word that something moved. Out: public events and the
+//! account of the run. It knows nothing of chunks, lanes or storage.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::names::Names;
+use crate::engine::{self, Ledger};
+use crate::ids::{EntryId, TransferId};
+use crate::manifest::{EntryKind, Item};
+use crate::progress::{Event, Progress, Report};
+use crate::wire::message::Outcome;
+use crate::wire::{Fault, FaultCode};
+
+/// Progress events are told at most this often.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long a cancelled run waits for fetches in flight before it takes their connections away.
+const CANCEL_GRACE: Duration = Duration::from_millis(500);
+
+/// A cancelled run that has not ended after this long is given up: its storage hangs.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(5);
+
+/// The watcher of one transfer.
+pub(crate) struct Watch {
+    transfer: TransferId,
+    names: Names,
+    totals: Totals,
+    shared: Arc<Mutex<Progress>>,
+    events: Option<mpsc::Sender<Event>>,
+    told: Instant,
+    cancel: watch::Receiver<Option<Fault>>,
+    stall_timeout: Duration,
+    moved: Instant,
+    ending: Option<Instant>,
+    connections_dropped: bool,
+}
+
+/// Counts of a run that the engine's ledger does not keep.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) progress: Progress,
+    /// Regular files published.
+    pub(crate) files: u64,
+    /// Bytes of the published files.
+    pub(crate) bytes_published: u64,
+    pub(crate) warnings: u64,
+    /// The first failures with their paths.
+    pub(crate) failures: Vec<(Vec<u8>, Fault)>,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) ledger: Ledger,
+    pub(crate) totals: Totals,
+    /// Why the run itself ended, if it did not end by itself.
+    pub(crate) fault: Option<Fault>,
+}
+
+/// What a run needs beside its orders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Attention {
+    /// It is to be ended for this reason.
+    Cancel(Fault),
+    /// It is being ended and its fetches hang: take their connections away.
+    DropConnections,
+    /// It is being ended and its jobs hang: leave them behind.
+    GiveUp,
+}
+
+/// How a [`Watch`] is set up.
+pub(crate) struct WatchOptions {
+    pub(crate) transfer: TransferId,
+    /// What each root is called in paths.
+    pub(crate) roots: Vec<Vec<u8>>,
+    pub(crate) shared: Arc<Mutex<Progress>>,
+    pub(crate) events: Option<mpsc::Sender<Event>>,
+    /// Becomes `Some` when the owner wants the run to end.
+    pub(crate) cancel: watch::Receiver<Option<Fault>>,
+    pub(crate) stall_timeout: Duration,
+}
+
+impl Watch {
+    pub(crate) fn new(options: WatchOptions) -> Self {
+        let now = Instant::now();
+        Self {
+            transfer: options.transfer,
+            names: Names::new(options.roots),
+            totals: Totals::default(),
+            shared: options.shared,
+            events: options.events,
+            told: now,
+            cancel: options.cancel,
+            stall_timeout: options.stall_timeout,
+            moved: now,
+            ending: None,
+            connections_dropped: false,
+        }
+    }
+
+    /// Something moved: the stall clock starts again.
+    pub(crate) fn progressed(&mut self) {
+        self.moved = Instant::now();
+    }
+
+    /// The run is being ended; from now on only its ending is watched.
+    pub(crate) fn cancelling(&mut self) {
+        self.ending.get_or_insert_with(Instant::now);
+    }
+
+    /// Waits until the run must be ended, or takes too long to end, and says what to do.
+    pub(crate) async fn attention(&mut self) -> Attention {
+        if let Some(since) = self.ending {
+            if !self.connections_dropped {
+                tokio::time::sleep_until(since + CANCEL_GRACE).await;
+                self.connections_dropped = true;
+                return Attention::DropConnections;
+            }
+            tokio::time::sleep_until(since + GIVE_UP_AFTER).await;
+            return Attention::GiveUp;
+        }
+        let stalled = self.moved + self.stall_timeout;
+        tokio::select! {
+            fault = wait_for(&mut self.cancel) => Attention::Cancel(fault),
+            () = tokio::time::sleep_until(stalled) => {
+                let seconds = self.stall_timeout.as_secs_f64();
+                let text = format!("nothing moved for {seconds} s");
+                Attention::Cancel(Fault::new(FaultCode::TimedOut, text))
+            }
+        }
+    }
+
+    /// Learns the names and sizes that a page tells.
+    pub(crate) fn learn(&mut self, items: &[Item]) {
+        self.names.learn(items);
+        for item in items {
+            if let Item::Entry(entry) = item
+                && let EntryKind::File { len, .. } = entry.kind
+            {
+                self.totals.progress.files_seen += 1;
+                self.totals.progress.bytes_seen =
+                    self.totals.progress.bytes_seen.saturating_add(len);
+            }
+        }
+    }
+
+    /// The path of an entry, for messages.
+    pub(crate) fn path(&self, entry: EntryId) -> Vec<u8> {
+        self.names.path(entry)
+    }
+
+    /// Takes an event of the engine and tells those who watch. Waits if they are slow.
+    pub(crate) async fn event(&mut self, event: engine::Event) {
+        match event {
+            engine::Event::Told { last, .. } => self.totals.progress.totals_known |= last,
+            engine::Event::Started { entry, len } => {
+                tracing::trace!(transfer = %self.transfer, %entry, len, "started");
+            }
+            engine::Event::Moved { bytes } => {
+                self.totals.progress.bytes_moved += bytes;
+                self.totals.progress.bytes_done += bytes;
+            }
+            engine::Event::Repairing { entry, chunk } => {
+                let path = self.names.path(entry);
+                let text = format!("chunk {chunk} did not match its digest and is read again");
+                self.warn(path, Fault::new(FaultCode::Integrity, text)).await;
+            }
+            engine::Event::Done { entry, outcome } => self.done(entry, outcome).await,
+            engine::Event::Skipped { place, fault, failure } => {
+                let path = self.names.path_of_place(&place);
+                if failure {
+                    self.fail(path.clone(), &fault);
+                    self.tell(Event::Ended { path, outcome: Outcome::Failed(fault), len: 0 }).await;
+                } else {
+                    self.warn(path, fault).await;
+                }
+            }
+        }
+        self.publish_progress(false).await;
+    }
+
+    async fn done(&mut self, entry: EntryId, outcome: Outcome) {
+        let len = self.names.len(entry);
+        let is_file = self.names.is_file(entry);
+        let path = self.names.path(entry);
+        if is_file {
+            self.totals.progress.files_done += 1;
+        }
+        let travelled = match &outcome {
+            Outcome::Published { bytes, .. } => {
+                if is_file {
+                    self.totals.files += 1;
+                    self.totals.bytes_published += len;
+                }
+                *bytes
+            }
+            _ => 0,
+        };
+        self.totals.progress.bytes_done += len.saturating_sub(travelled);
+        if let Outcome::Failed(fault) = &outcome {
+            self.fail(path.clone(), fault);
+        }
+        self.names.settle(entry);
+        self.tell(Event::Ended { path, outcome, len }).await;
+    }
+
+    fn fail(&mut self, path: Vec<u8>, fault: &Fault) {
+        tracing::warn!(
+            transfer = %self.transfer,
+            path = %path.escape_ascii(),
+            reason = %fault.text.escape_debug(),
+            "failed"
+        );
+        if self.totals.failures.len() < Report::FAILURES_LISTED_MAX {
+            self.totals.failures.push((path, fault.clone()));
+        }
+    }
+
+    /// A warning for those who watch.
+    pub(crate) async fn warn(&mut self, path: Vec<u8>, fault: Fault) {
+        self.totals.warnings += 1;
+        tracing::info!(
+            transfer = %self.transfer,
+            path = %path.escape_ascii(),
+            reason = %fault.text.escape_debug(),
+            "warning"
+        );
+        self.tell(Event::Warning { path, fault }).await;
+    }
+
+    async fn tell(&mut self, event: Event) {
+        let Some(events) = &self.events else { return };
+        let sent = tokio::select! {
+            sent = events.send(event) => sent.is_ok(),
+            // A watcher that sleeps must not keep its own cancellation from working.
+            _ = wait_for(&mut self.cancel) => true,
+        };
+        if !sent {
+            self.events = None;
+        }
+    }
+
+    async fn publish_progress(&mut self, at_once: bool) {
+        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.totals.progress;
+        if at_once || self.told.elapsed() >= PROGRESS_INTERVAL {
+            self.told = Instant::now();
+            self.tell(Event::Progress(self.totals.progress)).await;
+        }
+    }
+
+    /// The run ended by itself.
+    pub(crate) async fn finished(&mut self, ledger: Ledger) -> Ended {
+        self.publish_progress(true).await;
+        Ended { ledger, totals: std::mem::take(&mut self.totals), fault: None }
+    }
+
+    /// The run was ended.
+    pub(crate) async fn failed(&mut self, fault: Fault, ledger: Ledger) -> Ended {
+        self.publish_progress(true).await;
+        Ended { ledger, totals: std::mem::take(&mut self.totals), fault: Some(fault) }
+    }
+
+    /// A job panicked: a defect of ours, and nothing it touched can be trusted to answer.
+    pub(crate) fn broken(&mut self, panic: &str) -> Ended {
+        tracing::error!(transfer = %self.transfer, panic, "a job panicked");
+        let fault = Fault::new(FaultCode::Internal, format!("a job panicked: {panic}"));
+        Ended {
+            ledger: Ledger::default(),
+            totals: std::mem::take(&mut self.totals),
+            fault: Some(fault),
+        }
+    }
+
+    /// A cancelled run whose jobs don't come back.
+    pub(crate) fn given_up(&mut self) -> Ended {
+        let text = "the run was ended while storage did not answer";
+        Ended {
+            ledger: Ledger::default(),
+            totals: std::mem::take(&mut self.totals),
+            fault: Some(Fault::new(FaultCode::TimedOut, text)),
+        }
+    }
+}
+
+/// Waits until a cancellation is there. One whose owner has gone never comes.
+async fn wait_for(cancel: &mut watch::Receiver<Option<Fault>>) -> Fault {
+    let fault = match cancel.wait_for(Option::is_some).await {
+        Ok(fault) => fault.clone(),
+        Err(_) => None,
+    };
+    match fault {
+        Some(fault) => fault,
+        None => std::future::pending().await,
+    }
+}
