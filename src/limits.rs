@@ -39,8 +39,8 @@ pub const DIGESTS_MAX: usize = 1024;
 pub const BATCH_ENTRIES_MAX: usize = 512;
 /// Most transports that a greeting tells of.
 pub const TRANSPORTS_MAX: usize = 8;
-/// Largest frame body before the peer has said Hello, in bytes: an unknown peer costs no more.
-pub const GREETING_BYTES_MAX: usize = 8 << 10;
+/// Largest frame body of a greeting, in bytes: a peer that has not greeted yet costs no more.
+pub const GREETING_BYTES_MAX: usize = 32 << 10;
 /// Bytes that may wait on a control connection to be written. All credits that a peer may give come
 /// to less; a peer that lets more gather asks without reading.
 pub const OUTBOUND_BYTES_MAX: usize = 64 << 20;
@@ -88,7 +88,7 @@ const _: () = assert!(WANT_RANGES_MAX * 16 + BATCH_ENTRIES_MAX * 16 < FRAME_BYTE
 // All values of a window of smallest chunks, and the one before, may come before its grant.
 const _: () = assert!(WINDOW_BYTES / (64 << 10) < EARLY_DIGESTS_MAX as u64);
 const _: () = assert!(PAGE_ITEMS_MAX <= BATCH_ENTRIES_MAX);
-const _: () = assert!(TEXT_BYTES_MAX + 64 < GREETING_BYTES_MAX);
+const _: () = assert!((1 + TRANSPORTS_MAX * 2) * (TEXT_BYTES_MAX + 8) + 64 < GREETING_BYTES_MAX);
 const _: () =
     assert!(PACK_FILES_MAX * 128 + GRANT_EXTENTS_MAX * 16 + RAILS_MAX * 18 < FRAME_BYTES_MAX);
 const _: () = assert!(BATCH_ENTRIES_MAX * (TEXT_BYTES_MAX + 16) < FRAME_BYTES_MAX);

@@ -16,12 +16,16 @@ const ANSWER_BYTES_MAX: u64 = 1024;
 /// How often an answer that is none is asked for again.
 const TRIES_MAX: usize = 3;
 
-/// What to do about an unknown host: as the options say, else ask if there is somebody to ask.
-pub(crate) fn unknown_host(connection: &ConnectionArgs, interactive: bool) -> UnknownHost {
+/// What to do if `server` is not known: as the options say, else ask if there is somebody to ask.
+pub(crate) fn unknown_host(
+    connection: &ConnectionArgs,
+    interactive: bool,
+    server: String,
+) -> UnknownHost {
     if connection.accept_new {
         UnknownHost::AcceptNew
     } else if interactive && terminal().is_ok() {
-        UnknownHost::Ask(Arc::new(ask_on_terminal))
+        UnknownHost::Ask(Arc::new(move |finding| ask_on_terminal(&server, finding)))
     } else {
         UnknownHost::Refuse
     }
@@ -31,8 +35,9 @@ fn terminal() -> io::Result<File> {
     File::options().read(true).write(true).open("/dev/tty")
 }
 
-fn ask_on_terminal(finding: &HostTrust) -> bool {
-    let answer = terminal().and_then(|tty| ask(&mut BufReader::new(&tty), &mut &tty, finding));
+fn ask_on_terminal(server: &str, finding: &HostTrust) -> bool {
+    let answer =
+        terminal().and_then(|tty| ask(&mut BufReader::new(&tty), &mut &tty, server, finding));
     // Nobody could be asked, so nobody agreed.
     answer.unwrap_or(false)
 }
@@ -41,15 +46,16 @@ fn ask_on_terminal(finding: &HostTrust) -> bool {
 fn ask(
     reader: &mut impl BufRead,
     writer: &mut impl Write,
+    server: &str,
     finding: &HostTrust,
 ) -> io::Result<bool> {
-    let HostTrust::Unknown { host, fingerprint } = finding else {
+    let HostTrust::Unknown { fingerprint, .. } = finding else {
         return Ok(false);
     };
-    let (host, shown) = (escape::text(host), escape::text(fingerprint));
+    let (server, fingerprint) = (escape::text(server), fingerprint.to_string());
     writeln!(
         writer,
-        "The host {host} is not known yet. The fingerprint of its key is\n  {shown}"
+        "The host {server} is not known yet. The fingerprint of its key is\n  {fingerprint}"
     )?;
     write!(
         writer,
@@ -82,16 +88,18 @@ fn ask(
 mod tests {
     use super::*;
 
+    const EXPECTED: &str = "SHA256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+    const OTHER: &str = "SHA256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE";
+
     fn unknown() -> HostTrust {
         HostTrust::Unknown {
-            host: "gpu7:20471\x1b".into(),
-            fingerprint: "SHA256:abc".into(),
+            fingerprint: EXPECTED.parse().unwrap(),
         }
     }
 
     fn answer(text: &str, finding: &HostTrust) -> (bool, String) {
         let mut said = Vec::new();
-        let agreed = ask(&mut text.as_bytes(), &mut said, finding).unwrap();
+        let agreed = ask(&mut text.as_bytes(), &mut said, "gpu7:20471\x1b", finding).unwrap();
         (agreed, String::from_utf8(said).unwrap())
     }
 
@@ -100,11 +108,11 @@ mod tests {
         for (text, agreed) in [
             ("yes\n", true),
             ("YES\r\n", true),
-            ("SHA256:abc\n", true),
+            (&format!("{EXPECTED}\n"), true),
             ("what\nyes\n", true),
             ("no\nyes\n", false),
             ("y\n\nsure\nyes\n", false),
-            ("SHA256:abd\n", false),
+            (OTHER, false),
             ("", false),
         ] {
             assert_eq!(answer(text, &unknown()).0, agreed, "{text:?}");
@@ -115,18 +123,15 @@ mod tests {
     fn the_question_shows_host_and_fingerprint_harmlessly() {
         let (_, said) = answer("no\n", &unknown());
         assert!(
-            said.contains("gpu7:20471\\x1b") && said.contains("  SHA256:abc\n"),
+            said.contains("gpu7:20471\\x1b") && said.contains(EXPECTED),
             "{said}"
         );
     }
 
     #[test]
     fn a_changed_key_is_never_accepted() {
-        let changed = HostTrust::Changed {
-            host: "h".into(),
-            known: "a".into(),
-            presented: "b".into(),
-        };
+        let (known, presented) = (EXPECTED.parse().unwrap(), OTHER.parse().unwrap());
+        let changed = HostTrust::Changed { known, presented };
         assert_eq!(answer("yes\n", &changed), (false, String::new()));
     }
 
@@ -134,6 +139,6 @@ mod tests {
     fn endless_answers_are_bounded() {
         let mut said = Vec::new();
         let mut endless = BufReader::new(io::repeat(b'y'));
-        assert!(!ask(&mut endless, &mut said, &unknown()).unwrap());
+        assert!(!ask(&mut endless, &mut said, "h", &unknown()).unwrap());
     }
 }

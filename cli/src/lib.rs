@@ -96,10 +96,12 @@ fn show_clap(args: &[OsString], output: &mut Output, error: &clap::Error) -> End
         .any(|word| word == "--json")
     {
         output.use_json(JsonTo::Stdout);
-        let message = error
-            .kind()
-            .as_str()
-            .unwrap_or("the command line makes no sense");
+        let message = error.to_string();
+        let message = message
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .trim_start_matches("error: ");
         output.error(&Error::new(ErrorKind::Usage, message));
     }
     End::of(ErrorKind::Usage)

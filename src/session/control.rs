@@ -21,7 +21,7 @@ mod writer;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::io::{AsyncWriteExt, ReadHalf};
 use tokio::net::TcpStream;
@@ -44,9 +44,6 @@ use crate::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
 
 /// How long a peer may take from its first byte to the end of the greeting.
 pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
-/// A person who is asked about a key takes longer than a server waits for Hello; after this long
-/// the client connects anew.
-const DECISION_FRESH: Duration = Duration::from_secs(3);
 /// The exporter's label for the key of data connections; the context is the session's id.
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-rdcp data connections";
 
@@ -87,38 +84,30 @@ pub async fn connect(
     host: &HostPort,
     options: &ConnectOptions,
 ) -> Result<ClientControl, ControlError> {
-    let mut accepted = None;
-    loop {
-        let (stream, peer) = handshake(host, options).await?;
-        let fingerprint = tls::presented_key(stream.get_ref().1).map_err(ControlError::TlsSetup)?;
-        if accepted != Some(fingerprint) {
-            let asked = Instant::now();
-            decide(host, fingerprint, options).await?;
-            accepted = Some(fingerprint);
-            if asked.elapsed() > DECISION_FRESH {
-                continue;
-            }
-        }
-        let greeting = greet_server(stream, options);
-        let waiting_for = "the server's greeting";
-        let (reader, writer, welcome, key) =
-            within(options.deadline, waiting_for, greeting).await?;
-        return Ok(ClientControl {
-            reader,
-            writer,
-            welcome,
-            key,
-            peer,
-            fingerprint,
-        });
+    let first = handshake(host, options).await?;
+    let fingerprint = first.fingerprint;
+    let asked = decide(host, fingerprint, options).await?;
+    match greet_server(first, options).await {
+        // A person takes longer to compare a key than a server waits for Hello.
+        Err(ControlError::Lost(_) | ControlError::Closed) if asked => {}
+        greeted => return greeted,
     }
+    let second = handshake(host, options).await?;
+    if second.fingerprint != fingerprint {
+        decide(host, second.fingerprint, options).await?;
+    }
+    greet_server(second, options).await
+}
+
+/// A server that has proved to hold a key, which may be the wrong one: it has been told nothing.
+struct Stranger {
+    stream: client::TlsStream<TcpStream>,
+    peer: SocketAddr,
+    fingerprint: Fingerprint,
 }
 
 /// TCP and TLS, up to a server that has proved a key.
-async fn handshake(
-    host: &HostPort,
-    options: &ConnectOptions,
-) -> Result<(client::TlsStream<TcpStream>, SocketAddr), ControlError> {
+async fn handshake(host: &HostPort, options: &ConnectOptions) -> Result<Stranger, ControlError> {
     let unreachable = |source| ControlError::Connect {
         host: host.clone(),
         source,
@@ -139,16 +128,21 @@ async fn handshake(
     if !tls::speaks_rdcp(stream.get_ref().1) {
         return Err(ControlError::NotRdcp);
     }
-    Ok((stream, peer))
+    let fingerprint = tls::presented_key(stream.get_ref().1).map_err(ControlError::TlsSetup)?;
+    Ok(Stranger {
+        stream,
+        peer,
+        fingerprint,
+    })
 }
 
-/// Whether the key is the right one. Reads and writes a file and may ask a person, so it has a
-/// thread of its own and no deadline.
+/// Fails if the key is the wrong one; tells whether the policy was asked. Reads and writes a file
+/// and may ask a person, so it has a thread of its own and no deadline.
 async fn decide(
     host: &HostPort,
     fingerprint: Fingerprint,
     options: &ConnectOptions,
-) -> Result<(), ControlError> {
+) -> Result<bool, ControlError> {
     let (host, hosts) = (host.clone(), options.known_hosts.clone());
     let policy = Arc::clone(&options.policy);
     let judged = tokio::task::spawn_blocking(move || judge(&host, fingerprint, &hosts, &policy));
@@ -164,11 +158,11 @@ fn judge(
     fingerprint: Fingerprint,
     hosts: &KnownHosts,
     policy: &HostPolicy,
-) -> Result<(), ControlError> {
+) -> Result<bool, ControlError> {
     let trust = hosts.check(host, &fingerprint)?;
     let host = || host.clone();
     match trust {
-        HostTrust::Known => Ok(()),
+        HostTrust::Known => Ok(false),
         HostTrust::Changed { known, presented } => Err(ControlError::HostChanged {
             host: host(),
             known,
@@ -179,21 +173,39 @@ fn judge(
                 host: host(),
                 fingerprint,
             }),
-            HostDecision::AcceptOnce => Ok(()),
-            HostDecision::Remember => Ok(hosts.remember(&host(), &fingerprint)?),
+            HostDecision::AcceptOnce => Ok(true),
+            HostDecision::Remember => hosts
+                .remember(&host(), &fingerprint)
+                .map(|()| true)
+                .map_err(Into::into),
         },
     }
 }
 
 async fn greet_server(
-    stream: client::TlsStream<TcpStream>,
+    server: Stranger,
     options: &ConnectOptions,
-) -> Result<(TlsReader, ControlWriter, Welcome, SessionKey), ControlError> {
+) -> Result<ClientControl, ControlError> {
+    within(
+        options.deadline,
+        "the server's greeting",
+        say_hello(server, &options.software),
+    )
+    .await
+}
+
+async fn say_hello(server: Stranger, software: &str) -> Result<ClientControl, ControlError> {
+    let Stranger {
+        stream,
+        peer,
+        fingerprint,
+    } = server;
     let mut reader = ControlReader::new(stream.into(), Decoder::with_limit(GREETING_BYTES_MAX));
+    let software = software.to_owned();
     let hello = Hello {
         level_min: LEVEL_MIN,
         level_max: LEVEL_MAX,
-        software: options.software.clone(),
+        software,
     };
     say(reader.io_mut(), Message::Hello(hello)).await?;
     let welcome = match hear(&mut reader).await? {
@@ -211,9 +223,17 @@ async fn greet_server(
             max: welcome.level,
         });
     }
-    let key = session_key(reader.io_mut(), welcome.session)?;
+    let key = session_key(reader.io(), welcome.session)?;
     let (reader, writing) = reader.part();
-    Ok((reader, ControlWriter::start(writing), welcome, key))
+    let writer = ControlWriter::start(writing);
+    Ok(ClientControl {
+        reader,
+        writer,
+        welcome,
+        key,
+        peer,
+        fingerprint,
+    })
 }
 
 /// A client that has said Hello and waits for its Welcome.

@@ -10,7 +10,7 @@ use rdcp::{Error, ErrorKind};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
-use super::{client_options, fail, farewell, remote_path};
+use super::{client_options, fail, farewell, remote_path, server_name};
 use crate::args::{ConnectionArgs, TransferOutput};
 use crate::exit::{End, ExitStatus};
 use crate::io::Stream;
@@ -40,7 +40,10 @@ pub(super) async fn transfer(
         },
         Way::Push { destination, .. } => (destination.host.clone(), destination.port),
     };
-    let options = client_options(&job.connection, job.streams, output);
+    let options = {
+        let (interactive, server) = (output.is_interactive(), server_name(&host, port));
+        client_options(&job.connection, job.streams, interactive, server)
+    };
     let client = tokio::select! {
         connected = Client::connect(&host, port, options) => match connected {
             Ok(client) => client,
@@ -141,7 +144,10 @@ pub(super) async fn print(
     // The bar would be mixed into a file that is looked at.
     let bar = !verbose && !output.io().stdout.is_terminal();
     output.begin_copy(told.quiet, bar);
-    let options = client_options(connection, None, output);
+    let options = {
+        let server = server_name(&source.host, source.port);
+        client_options(connection, None, output.is_interactive(), server)
+    };
     tokio::select! {
         result = fetch(source, options, output) => match result {
             Ok(()) => End::DONE,

@@ -5,7 +5,7 @@ use rdcp::remote::Remote;
 use rdcp::wire::message::Listed;
 use tokio::sync::Notify;
 
-use super::{Sessions, fail, remote_path};
+use super::{Sessions, fail, remote_path, server_name};
 use crate::args::ConnectionArgs;
 use crate::exit::{End, Ending};
 use crate::output::{Output, PingReport};
@@ -168,13 +168,8 @@ async fn measure(
     for _ in 1..count {
         round_trips.push(client.ping().await?.round_trip);
     }
-    let shown_host = if host.contains(':') {
-        format!("[{host}]")
-    } else {
-        host.to_owned()
-    };
     Ok(PingReport {
-        server: format!("{shown_host}:{port}"),
+        server: server_name(host, port),
         software: first.server,
         level: first.level,
         round_trips,

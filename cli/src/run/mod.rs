@@ -151,28 +151,42 @@ fn remote_path(remote: &Remote) -> RemotePath {
     }
 }
 
+/// `interactive`: somebody can be asked about a host that is not known.
 fn client_options(
     connection: &ConnectionArgs,
     streams: Option<usize>,
-    output: &Output,
+    interactive: bool,
+    server: String,
 ) -> ClientOptions {
     let mut options = ClientOptions::default();
     options.known_hosts.clone_from(&connection.known_hosts);
-    options.unknown_host = confirm::unknown_host(connection, output.is_interactive());
+    options.unknown_host = confirm::unknown_host(connection, interactive, server);
     options.streams = streams.or(options.streams);
     options
 }
 
+/// A server as messages name it.
+fn server_name(host: &str, port: u16) -> String {
+    if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
 /// Sessions for a list of places: one at a time, kept while the server stays the same.
 struct Sessions {
-    options: ClientOptions,
+    connection: ConnectionArgs,
+    interactive: bool,
     open: Option<(String, u16, Client)>,
 }
 
 impl Sessions {
     fn new(connection: &ConnectionArgs, output: &Output) -> Self {
+        let interactive = output.is_interactive();
         Self {
-            options: client_options(connection, None, output),
+            connection: connection.clone(),
+            interactive,
             open: None,
         }
     }
@@ -185,7 +199,9 @@ impl Sessions {
             return Ok(client.clone());
         }
         self.close().await;
-        let client = Client::connect(host, port, self.options.clone()).await?;
+        let server = server_name(host, port);
+        let options = client_options(&self.connection, None, self.interactive, server);
+        let client = Client::connect(host, port, options).await?;
         self.open = Some((host.to_owned(), port, client.clone()));
         Ok(client)
     }

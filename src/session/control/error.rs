@@ -98,19 +98,34 @@ pub enum ControlError {
 }
 
 impl ControlError {
-    /// The failure class and the words for reports and, where it is still possible, the peer.
+    /// The failure class and the words, with all causes, for reports and, where it is still
+    /// possible, for the peer.
     pub fn to_fault(&self) -> Fault {
-        let code = match self {
-            Self::Wire(error) => return error.to_fault(),
-            Self::Refused(fault) => return fault.clone(),
+        if let Self::Refused(fault) = self {
+            return fault.clone();
+        }
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
+        }
+        Fault::new(self.code(), text)
+    }
+
+    fn code(&self) -> FaultCode {
+        match self {
+            Self::Wire(error) => error.to_fault().code,
+            Self::Refused(fault) => fault.code,
             Self::Connect { .. } | Self::Closed | Self::Lost(_) => FaultCode::Lost,
             Self::TimedOut { .. } => FaultCode::TimedOut,
+            // What TLS itself objects to is "invalid data"; the rest is the socket's.
+            Self::Tls(error) if error.kind() != io::ErrorKind::InvalidData => FaultCode::Lost,
             Self::Tls(_) | Self::OutOfTurn { .. } | Self::Unread { .. } => FaultCode::Protocol,
             Self::NotRdcp | Self::Incompatible { .. } => FaultCode::Incompatible,
             Self::HostUnknown { .. } | Self::HostChanged { .. } => FaultCode::Denied,
             Self::KnownHosts(_) => FaultCode::Denied,
             Self::TlsSetup(_) | Self::Encode(_) => FaultCode::Internal,
-        };
-        Fault::new(code, self.to_string())
+        }
     }
 }

@@ -175,6 +175,10 @@ async fn write_out(mut io: impl AsyncWrite + Unpin, shared: &Shared) -> std::io:
     let mut batch = Vec::new();
     loop {
         let phase = *shared.phase.borrow();
+        // An abort must not look like an end in good order: no close_notify goes out.
+        if phase >= Phase::Aborting {
+            return Ok(());
+        }
         std::mem::swap(&mut *shared.lock(), &mut batch);
         if !batch.is_empty() {
             io.write_all(&batch).await?;
