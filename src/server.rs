@@ -89,6 +89,15 @@ pub struct ServerLimits {
     pub transfers_max: usize,
 }
 
+impl ServerLimits {
+    /// The same with another number of sessions at once.
+    #[must_use]
+    pub fn sessions_max(mut self, sessions: usize) -> Self {
+        self.sessions_max = sessions;
+        self
+    }
+}
+
 impl Default for ServerLimits {
     fn default() -> Self {
         Self {

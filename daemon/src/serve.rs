@@ -27,8 +27,7 @@ pub(crate) async fn start(settings: &Settings) -> Result<Server, StartError> {
         path: state_dir.clone(),
         source,
     })?;
-    let mut limits = ServerLimits::default();
-    limits.sessions_max = settings.sessions_max.value;
+    let limits = ServerLimits::default().sessions_max(settings.sessions_max.value);
     let mut builder = Server::builder()
         .state_directory(state_dir)
         .auth_none(settings.auth.is_some())

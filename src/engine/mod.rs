@@ -27,6 +27,7 @@
 //!  - a region holds either packed files only or one window of one file;
 //!  - windows of a file come in ascending order and cover all that was wanted of it;
 //!  - SHA-256: the values of a window's chunks and of the chunk before it come before its grant;
+//!  - Finish releases what is granted, for a grant may be under way when the last entry fails;
 //!  - entries that a page told and that are settled at once need no Want;
 //!  - a directory is settled after all below it; it holds no page credit while it waits for that.
 

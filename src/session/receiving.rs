@@ -26,7 +26,7 @@ use crate::storage::sink::{self, Placed, PlacedPage, Sink};
 use crate::storage::{SinkFile, StorageError};
 use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
 use crate::wire::message::{HashKind, Wanted};
-use crate::wire::{Fault, FaultCode};
+use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
 
 /// Chunks of holes whose zeros are hashed for a file's digest, in bytes; the digest of a file with
@@ -158,6 +158,8 @@ impl Driver {
     fn inbound(&mut self, inbound: Inbound) {
         self.watch.progressed();
         let input = match inbound {
+            // The server took the request; the engine hears from its peer itself.
+            Inbound::Message(Message::Opened) => return,
             Inbound::Message(message) => Input::Message(message),
             Inbound::LaneUp(lane) => Input::LaneUp { lane, rail: 0 },
             Inbound::LaneDown(lane) => Input::LaneDown { lane },

@@ -25,7 +25,7 @@ use crate::storage::SourceFile;
 use crate::storage::source::{OpenSource, Source};
 use crate::units::{ByteRange, ChunkIndex, ChunkSize};
 use crate::wire::message::{HashKind, ManifestPage, RegionKey};
-use crate::wire::{Fault, FaultCode};
+use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
 
 /// Bytes that are read at a time where a file is hashed outside the lanes.
@@ -142,6 +142,8 @@ impl Driver {
     fn inbound(&mut self, inbound: Inbound) {
         self.watch.progressed();
         let input = match inbound {
+            // The server took the request; the engine hears from its peer itself.
+            Inbound::Message(Message::Opened) => return,
             Inbound::Message(message) => Input::Message(message),
             Inbound::Over(fault) => return self.cancel(fault),
             // The receiver alone chooses lanes.

@@ -217,7 +217,7 @@ fn beneath() -> ResolveFlags {
     ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS
 }
 
-fn refuse_kernel_file_systems(fd: impl AsFd, path: &[u8]) -> Result<(), StorageError> {
+pub(super) fn refuse_kernel_file_systems(fd: impl AsFd, path: &[u8]) -> Result<(), StorageError> {
     let told = fstatfs(fd).map_err(|errno| StorageError::new("look at", path, errno))?;
     // The kernel's magic numbers are 32 bits wide; the field's width and sign vary.
     #[allow(clippy::cast_sign_loss, clippy::cast_possible_truncation)]

@@ -23,6 +23,8 @@ mod part;
 mod place;
 mod published;
 mod store;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -227,9 +229,9 @@ impl Sink {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The open directory that an entry hangs in.
-    fn handle(&self, parent: &Parent, name: &Name) -> Result<Arc<Handle>, Fault> {
-        let failed = |errno| StorageError::new("open the directory of", name.as_bytes(), errno);
+    /// The open directory that an entry hangs in. `shown` is what messages name.
+    fn handle(&self, parent: &Parent, shown: &[u8]) -> Result<Arc<Handle>, Fault> {
+        let failed = |errno| StorageError::new("open the directory of", shown, errno);
         let route = match self.table().directories.reach(parent) {
             Ok(Ok(handle)) => return Ok(handle),
             Ok(Err(route)) => route,
@@ -238,7 +240,7 @@ impl Sink {
         let opened = route.open().map_err(|errno| match errno {
             Errno::STALE => {
                 let text = "its directory was replaced while the transfer ran; run it again";
-                StorageError::refused("write", name.as_bytes(), FaultCode::Storage, text)
+                StorageError::refused("write", shown, FaultCode::Storage, text)
             }
             errno => failed(errno),
         })?;

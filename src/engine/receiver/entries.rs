@@ -398,7 +398,7 @@ impl Receiver {
         }
         let fault = fault.clone();
         for window in std::mem::take(&mut file.windows) {
-            self.release(window.region, window.region_len);
+            self.release(window.region);
         }
         self.settle(entry, Outcome::Failed(fault));
     }

@@ -322,7 +322,7 @@ impl Receiver {
         self.moved += bytes;
         self.outputs.push_back(Output::Verified { entry, chunk, digest });
         if let Some(window) = done {
-            self.release(window.region, window.region_len);
+            self.release(window.region);
             self.complete(entry);
         }
     }
@@ -409,9 +409,8 @@ impl Receiver {
         let first = wrong.first().map(|file| file.entry);
         pack.files = wrong;
         let Some(first) = first else {
-            let len = pack.len;
             self.packs.remove(&region);
-            self.release(region, len);
+            self.release(region);
             return;
         };
         // Bytes that never travelled can't come right by another fetch.
@@ -431,7 +430,7 @@ impl Receiver {
         for file in &pack.files {
             self.settle(file.entry, Outcome::Failed(fault.clone()));
         }
-        self.release(region, pack.len);
+        self.release(region);
         self.end_if(full);
     }
 }

@@ -113,7 +113,6 @@ impl File {
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) region: RegionId,
-    pub(super) region_len: u64,
     pub(super) keys: Arc<[RegionKey]>,
     pub(super) data: Arc<[ByteRange]>,
     /// Storage was asked to reserve space for it.
@@ -182,7 +181,7 @@ impl Window {
     /// The window that a checked grant tells, and its chunks without data as ranges.
     pub(super) fn new(
         part: &GrantPart,
-        region: (RegionId, u64),
+        region: RegionId,
         keys: &[RegionKey],
         chunk: ChunkSize,
     ) -> (Self, Vec<ChunkRange>) {
@@ -191,8 +190,7 @@ impl Window {
         let waiting =
             Chunk { state: ChunkState::Waiting, lane: LaneId(0), told: false, value: [0; 32] };
         let mut window = Self {
-            region: region.0,
-            region_len: region.1,
+            region,
             keys: keys.into(),
             data: part.extents.as_slice().into(),
             asked: false,

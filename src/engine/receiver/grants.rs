@@ -22,8 +22,10 @@ const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 impl Receiver {
     pub(super) fn grant(&mut self, grant: Grant) -> Result<(), Fault> {
         self.check_region(&grant)?;
-        self.last_region = Some(grant.region);
-        self.region_bytes += grant.len;
+        if grant.len > 0 {
+            self.regions.insert(grant.region, grant.len);
+            self.region_bytes += grant.len;
+        }
         match grant.parts.as_slice() {
             [part] if !part.packed => self.grant_window(&grant, part),
             _ => self.grant_pack(&grant),
@@ -36,8 +38,8 @@ impl Receiver {
         let reachable = |key: &crate::wire::message::RegionKey| {
             key.address.checked_add(grant.len).is_some()
         };
-        if self.last_region.is_some_and(|last| grant.region <= last) {
-            Err(protocol("a region is granted twice or out of order"))
+        if self.regions.contains_key(&grant.region) || self.packs.contains_key(&grant.region) {
+            Err(protocol("a region is granted twice"))
         } else if grant.len > credit {
             Err(protocol("a grant exceeds the region credit"))
         } else if keys > RAILS_MAX || (grant.len > 0 && keys == 0) {
@@ -50,8 +52,8 @@ impl Receiver {
     }
 
     /// Nothing of the region will be read (any more): its credit comes back with the Release.
-    pub(super) fn release(&mut self, region: RegionId, len: u64) {
-        if len > 0 {
+    pub(super) fn release(&mut self, region: RegionId) {
+        if let Some(len) = self.regions.remove(&region) {
             self.region_bytes -= len;
             self.outbox.release.push(region);
         }
@@ -85,7 +87,7 @@ impl Receiver {
             self.outputs.push_back(Output::Event(event));
         }
         if pack.files.is_empty() {
-            self.release(grant.region, grant.len);
+            self.release(grant.region);
             return Ok(());
         }
         if !pack.landed {
@@ -101,19 +103,19 @@ impl Receiver {
         check_window(grant, part, self.options.chunk.bytes())?;
         let Some(record) = self.entries.get_mut(&part.entry) else {
             // It was settled here while the grant was under way.
-            self.release(grant.region, grant.len);
+            self.release(grant.region);
             return Ok(());
         };
         let State::File(file) = &mut record.state else {
             return Err(protocol("a grant of an entry that is not wanted"));
         };
         if file.is_failing() {
-            self.release(grant.region, grant.len);
+            self.release(grant.region);
             return Ok(());
         }
         let same = (part.version, part.file_len);
         if *file.granted.get_or_insert(same) != same {
-            self.release(grant.region, grant.len);
+            self.release(grant.region);
             self.fail_file(part.entry, changed());
             return Ok(());
         }
@@ -149,7 +151,7 @@ impl Receiver {
 
     fn add_window(&mut self, grant: &Grant, part: &GrantPart) {
         let (entry, hash) = (part.entry, self.options.hash);
-        let region = (grant.region, grant.len);
+        let region = grant.region;
         let (mut window, holes) = Window::new(part, region, &grant.keys, self.options.chunk);
         let Some(file) = self.file(entry) else { return };
         let mut early = std::mem::take(&mut file.early);
@@ -170,7 +172,7 @@ impl Receiver {
         let Some(file) = self.file(entry) else { return };
         file.early = early;
         if window.is_done() {
-            self.release(grant.region, grant.len);
+            self.release(grant.region);
             self.complete(entry);
             return;
         }

@@ -64,8 +64,9 @@ pub struct Receiver {
     failed_linked: BTreeSet<EntryId>,
 
     packs: BTreeMap<RegionId, Pack>,
-    last_region: Option<RegionId>,
-    /// Granted and not released.
+    /// Granted and not released, with their lengths.
+    regions: BTreeMap<RegionId, u64>,
+    /// Sum of those lengths.
     region_bytes: u64,
     /// Files with a grant whose Closed is to come.
     open_files: usize,
@@ -127,7 +128,7 @@ impl Receiver {
             waiting_links: BTreeMap::new(),
             failed_linked: BTreeSet::new(),
             packs: BTreeMap::new(),
-            last_region: None,
+            regions: BTreeMap::new(),
             region_bytes: 0,
             open_files: 0,
             early_digests: 0,

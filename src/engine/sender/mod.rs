@@ -179,6 +179,8 @@ impl Sender {
             }
             // The peer may not know yet that the run ends here.
             _ if matches!(self.stage, Stage::Ending { .. }) => Ok(()),
+            // A grant of a file that failed over there and Finish passed each other.
+            Message::Release(_) if matches!(self.stage, Stage::Finishing) => Ok(()),
             _ if matches!(self.stage, Stage::Finishing) => Err(protocol("more after Finish")),
             Message::Credit { pages, region_bytes } => {
                 self.pages_credit = self.pages_credit.saturating_add(pages);
@@ -212,11 +214,11 @@ impl Sender {
 
     fn finish(&mut self) -> Result<(), Fault> {
         let unsettled = self.entries.values().any(|record| !record.settled);
-        let granted = self.regions.values().any(Region::is_granted);
-        if !self.last_page_sent || unsettled || granted {
-            return Err(protocol("Finish before everything was settled and released"));
+        if !self.last_page_sent || unsettled {
+            return Err(protocol("Finish before everything was settled"));
         }
         self.stage = Stage::Finishing;
+        self.withdraw_all();
         Ok(())
     }
 

@@ -27,35 +27,29 @@ const MODE_FROM_PEER: u32 = 0o1777;
 const PERMISSIONS: u32 = 0o777;
 /// What a directory needs for this run to fill it.
 pub(crate) const OWNER_ALL: u32 = 0o700;
+const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
+const ACCESS_LIST: &str = "system.posix_acl_access";
 
 /// How metadata of this transfer is applied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) preserve: Preserve,
-    umask: u32,
 }
 
 impl Rules {
     pub(crate) fn new(preserve: Preserve) -> Self {
-        Self {
-            preserve,
-            umask: umask(),
-        }
+        Self { preserve }
     }
 
-    /// The mode of a file in the end. What was there keeps its mode unless modes are preserved.
-    pub(crate) fn file_mode(&self, source: u32, existing: Option<u32>) -> u32 {
-        match existing {
-            _ if self.preserve.mode => source & MODE_FROM_PEER,
-            Some(mode) => mode & PERMISSIONS,
-            None => self.created_mode(source),
+    /// The mode that a file must have in the end: the source's, or that of what it replaces. `None`:
+    /// the mode that the kernel gives a new file.
+    pub(crate) fn exact_mode(&self, source: u32, existing: Option<u32>) -> Option<u32> {
+        if self.preserve.mode {
+            Some(source & MODE_FROM_PEER)
+        } else {
+            existing.map(|mode| mode & PERMISSIONS)
         }
-    }
-
-    /// What `open(2)` would make of a source's mode.
-    pub(crate) fn created_mode(&self, source: u32) -> u32 {
-        source & PERMISSIONS & !self.umask
     }
 
     /// The mode of a new directory while it is filled; `mkdir(2)` takes the umask off.
@@ -65,25 +59,35 @@ impl Rules {
 
     /// The mode of a directory in the end; the set-gid bit is inherited from above, not from peers.
     pub(crate) fn directory_mode(&self, source: u32, before: &Status, made: bool) -> u32 {
-        let inherited = before.mode & SET_GID;
         if self.preserve.mode {
-            (source & MODE_FROM_PEER) | inherited
+            (source & MODE_FROM_PEER) | (before.mode & SET_GID)
         } else if made {
-            self.created_mode(source) | inherited
+            // The kernel took umask or inherited list into account; the owner's bits were ours.
+            before.mode & (source | !OWNER_ALL)
         } else {
             before.mode
         }
     }
 
-    /// Sets attributes and mtime of a complete file.
+    /// Sets attributes and mtime of a complete new file. `inherits`: its directory gave it an
+    /// access list.
     pub(crate) fn apply_content_metadata(
         &self,
         file: impl AsFd,
+        inherits: bool,
         shown: &[u8],
         metadata: &Metadata,
         notes: &Notes,
     ) -> Result<(), StorageError> {
         let file = file.as_fd();
+        if self.preserve.xattrs && inherits {
+            match fremovexattr(file, ACCESS_LIST) {
+                Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => {}
+                Err(errno) => {
+                    return Err(StorageError::new("remove the access list of", shown, errno));
+                }
+            }
+        }
         self.apply_xattrs(file, shown, metadata, notes)?;
         futimens(file, &times(metadata.mtime))
             .map_err(|errno| StorageError::new("set the time of", shown, errno))
@@ -150,9 +154,18 @@ impl Rules {
         if self.preserve.xattrs && self.update_xattrs(file, shown, metadata, notes)? {
             changed = true;
         }
+        let mut mode = mode;
         if self.preserve.owner && (before.uid, before.gid) != (metadata.uid, metadata.gid) {
             let (uid, gid) = owner(metadata);
-            changed |= note_refused_owner(fchown(file, uid, gid), shown, notes)?;
+            if note_refused_owner(fchown(file, uid, gid), shown, notes)? {
+                changed = true;
+                // What ran with the rights of one owner must not run with those of another.
+                mode &= if before.is_directory() {
+                    !SET_UID
+                } else {
+                    !(SET_UID | SET_GID)
+                };
+            }
         }
         // An access list that changed may have changed the mode.
         if before.mode != mode || changed {
@@ -276,15 +289,6 @@ fn note_refused_owner(
     }
 }
 
-/// The process's umask, without changing it for a moment as `umask(2)` would.
-fn umask() -> u32 {
-    const USUAL: u32 = 0o022;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let told = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    told.and_then(|octal| u32::from_str_radix(octal.trim(), 8).ok())
-        .unwrap_or(USUAL)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -295,15 +299,14 @@ mod tests {
                 mode,
                 ..Preserve::default()
             },
-            umask: 0o027,
         }
     }
 
     #[test]
-    fn modes_of_files_are_the_sources_the_present_ones_or_what_open_would_make() {
-        assert_eq!(rules(true).file_mode(0o6755, Some(0o600)), 0o755);
-        assert_eq!(rules(false).file_mode(0o6755, Some(0o4640)), 0o640);
-        assert_eq!(rules(false).file_mode(0o6755, None), 0o750);
+    fn modes_of_files_are_the_sources_the_present_ones_or_the_kernels() {
+        assert_eq!(rules(true).exact_mode(0o6755, Some(0o600)), Some(0o755));
+        assert_eq!(rules(false).exact_mode(0o6755, Some(0o4640)), Some(0o640));
+        assert_eq!(rules(false).exact_mode(0o6755, None), None);
     }
 
     #[test]
@@ -311,14 +314,14 @@ mod tests {
         assert_eq!(Rules::filling_mode(0o2555), 0o755);
         let before = Status::of(std::fs::File::open("/").unwrap()).unwrap();
         let inherited = Status {
-            mode: 0o2755,
+            mode: 0o2750,
             ..before
         };
         assert_eq!(rules(true).directory_mode(0o1777, &inherited, true), 0o3777);
         assert_eq!(rules(false).directory_mode(0o555, &inherited, true), 0o2550);
         assert_eq!(
             rules(false).directory_mode(0o555, &inherited, false),
-            0o2755
+            0o2750
         );
     }
 }

@@ -6,13 +6,14 @@
 //! that fails fails the group, since nobody can tell whose bytes were lost; any other failure fails
 //! its file. What fails before the rename leaves the old file as it was.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, RenameFlags, fsync, renameat, renameat_with, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::directory::Handle;
+use super::directory::{Handle, Parent};
 use super::part::PartFile;
 use super::{Job, Results, Sink, State, not_wanted};
 use crate::ids::EntryId;
@@ -82,9 +83,11 @@ impl Sink {
             self.give_back(entry, state);
             return Err(not_wanted(entry));
         }
+        let exact = self.rules.exact_mode(job.metadata.mode, job.existing_mode);
+        let natural = exact.is_none().then_some(job.metadata.mode);
         let made = self
-            .handle(&job.parent, &job.name)
-            .and_then(|directory| Ok(PartFile::create(directory, &job.name, file_len)?));
+            .handle(&job.parent, job.name.as_bytes())
+            .and_then(|directory| Ok(PartFile::create(directory, &job.name, file_len, natural)?));
         match made {
             Ok(part) => {
                 let part = Arc::new(part);
@@ -114,7 +117,8 @@ impl Sink {
         for &entry in entries {
             match self.take_for_job(entry) {
                 Ok((job, State::Open(part))) => {
-                    let mode = Some(self.rules.file_mode(job.metadata.mode, job.existing_mode));
+                    let exact = self.rules.exact_mode(job.metadata.mode, job.existing_mode);
+                    let mode = Some(exact.unwrap_or(part.natural_mode()));
                     let directory = part.directory().clone();
                     let file = StagedFile::Part(part);
                     group.push(Staged {
@@ -141,8 +145,13 @@ impl Sink {
         self.each(&mut group, results, |staged| {
             let shown = staged.shown();
             let metadata = &staged.job.metadata;
-            self.rules
-                .apply_content_metadata(staged.fd(), &shown, metadata, &self.notes)
+            self.rules.apply_content_metadata(
+                staged.fd(),
+                self.rules.preserve.xattrs && staged.directory.has_default_list(),
+                &shown,
+                metadata,
+                &self.notes,
+            )
         });
         if let Err(fault) = self.sync_files(&group) {
             self.fail_all(group, &fault, results);
@@ -160,9 +169,10 @@ impl Sink {
             }
             Ok(())
         });
-        let failure = self
-            .sync_directories(group.iter().map(|staged| &staged.directory))
-            .err();
+        let named = group
+            .iter()
+            .map(|staged| (&staged.job.parent, &staged.directory));
+        let failure = self.sync_names(named).err();
         for staged in group {
             let linked = staged.job.linked;
             let result = match &failure {
@@ -221,24 +231,55 @@ impl Sink {
         Ok(())
     }
 
-    /// Syncs each directory once.
-    pub(super) fn sync_directories<'a>(
+    /// Makes new names durable: syncs each directory once, and those above that hold the names of
+    /// directories which this run made.
+    pub(super) fn sync_names<'a>(
         &self,
-        directories: impl Iterator<Item = &'a Arc<Handle>>,
+        named: impl Iterator<Item = (&'a Parent, &'a Arc<Handle>)>,
     ) -> Result<(), Fault> {
         if !self.sync {
             return Ok(());
         }
-        let mut synced: Vec<(u64, u64)> = Vec::new();
-        for directory in directories {
-            if !directory.media.can_sync() || synced.contains(&directory.inode) {
+        let mut directories = Directories::default();
+        let mut durable = Vec::new();
+        for (parent, directory) in named {
+            if !directories.add(directory) {
                 continue;
             }
-            fsync(&**directory)
-                .map_err(|errno| StorageError::new("sync", &*directory.path, errno))?;
-            synced.push(directory.inode);
+            let undurable = self.table().directories.undurable(parent);
+            for (id, above) in undurable {
+                let above = self.handle(&above, &directory.path)?;
+                directories.add(&above);
+                durable.push(id);
+            }
         }
+        for directory in directories.unique {
+            fsync(&*directory)
+                .map_err(|errno| StorageError::new("sync", &*directory.path, errno))?;
+        }
+        let mut table = self.table();
+        durable
+            .into_iter()
+            .for_each(|id| table.directories.set_durable(id));
         Ok(())
+    }
+}
+
+/// Directories on a medium that can be synced, each once.
+#[derive(Default)]
+struct Directories {
+    unique: Vec<Arc<Handle>>,
+    seen: HashSet<(u64, u64)>,
+}
+
+impl Directories {
+    /// Tells whether it is a new one.
+    fn add(&mut self, directory: &Arc<Handle>) -> bool {
+        let is_new = directory.media.can_sync() && self.seen.insert(directory.inode);
+        if is_new {
+            self.unique.push(directory.clone());
+        }
+        is_new
     }
 }
 

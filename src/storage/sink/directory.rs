@@ -8,15 +8,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags, fgetxattr_query};
 use rustix::io::{self, Errno};
 
 use super::media::Media;
 use crate::ids::EntryId;
 use crate::manifest::{Metadata, Name};
 use crate::storage::at::open2;
+use crate::storage::root::refuse_kernel_file_systems;
 use crate::storage::status::Status;
 use crate::wire::FaultCode;
 
@@ -30,6 +31,7 @@ pub(crate) struct Handle {
     pub(crate) inode: (u64, u64),
     /// What it lies on.
     pub(crate) media: Media,
+    has_default_list: OnceLock<bool>,
 }
 
 impl Handle {
@@ -40,15 +42,18 @@ impl Handle {
             return Err(Errno::NOTDIR);
         }
         let media = Media::of(&fd)?;
-        Ok((
-            Self {
-                fd,
-                path,
-                inode: (status.device, status.inode),
-                media,
-            },
-            status,
-        ))
+        Ok((Self::assemble(fd, path, &status, media), status))
+    }
+
+    fn assemble(fd: OwnedFd, path: Arc<[u8]>, status: &Status, media: Media) -> Self {
+        let inode = (status.device, status.inode);
+        Self {
+            fd,
+            path,
+            inode,
+            media,
+            has_default_list: OnceLock::new(),
+        }
     }
 
     /// Opens a directory in this one. No symlink is followed; a mount point is entered, because the
@@ -60,18 +65,19 @@ impl Handle {
         let media = if device == self.inode.0 {
             self.media
         } else {
+            // Writing into the kernel's own file systems is never meant.
+            refuse_kernel_file_systems(&fd, &[]).map_err(|_| Errno::PERM)?;
             Media::of(&fd)?
         };
         let path = self.shown(name).into();
-        Ok((
-            Self {
-                fd,
-                path,
-                inode: (device, status.inode),
-                media,
-            },
-            status,
-        ))
+        Ok((Self::assemble(fd, path, &status, media), status))
+    }
+
+    /// Whether files made in it inherit an access list.
+    pub(crate) fn has_default_list(&self) -> bool {
+        *self.has_default_list.get_or_init(|| {
+            fgetxattr_query(&self.fd, c"system.posix_acl_default").is_ok_and(|len| len > 0)
+        })
     }
 
     /// The path of a name in it, for messages.
@@ -130,6 +136,8 @@ pub(crate) struct Directory {
     pub(crate) made: bool,
     /// Names in it were or will be changed.
     pub(crate) touched: bool,
+    /// Its own name is durable.
+    durable: bool,
     /// Its listing has ended.
     pub(crate) ended: bool,
     /// Entries in it that are not settled.
@@ -213,6 +221,7 @@ impl Directories {
             before,
             made,
             touched: made,
+            durable: !made,
             ended: false,
             outstanding: 0,
             handle: None,
@@ -240,6 +249,30 @@ impl Directories {
     pub(crate) fn touch(&mut self, parent: &Parent) {
         if let Some(directory) = self.of_parent(parent) {
             directory.touched = true;
+        }
+    }
+
+    /// Directories from this one upwards whose own names are not durable yet, and what each of
+    /// them hangs in.
+    pub(crate) fn undurable(&self, parent: &Parent) -> Vec<(EntryId, Parent)> {
+        let mut found = Vec::new();
+        let mut at = parent;
+        while let Parent::Entry(id) = at {
+            match self.placed.get(id) {
+                Some(directory) if !directory.durable => {
+                    found.push((*id, directory.parent.clone()));
+                    at = &directory.parent;
+                }
+                _ => break,
+            }
+        }
+        found
+    }
+
+    /// Notes that a directory's own name is durable.
+    pub(crate) fn set_durable(&mut self, id: EntryId) {
+        if let Some(directory) = self.placed.get_mut(&id) {
+            directory.durable = true;
         }
     }
 

@@ -6,13 +6,12 @@
 
 use std::sync::Arc;
 
-use rustix::fs::{fsync, futimens};
+use rustix::fs::{Mode, fchmod, fsync, futimens};
 
 use super::Sink;
 use super::apply::times;
 use super::directory::{Directory, Handle, Parent};
 use crate::ids::EntryId;
-use crate::manifest::Name;
 use crate::storage::error::StorageError;
 use crate::storage::status::Status;
 use crate::wire::Fault;
@@ -50,7 +49,7 @@ impl Sink {
         let mut outcomes = Vec::new();
         let mut unsynced = Vec::new();
         while let Some(id) = ready.pop() {
-            let handle = self.handle(&Parent::Entry(id), &itself());
+            let handle = self.handle(&Parent::Entry(id), b"");
             let Some(directory) = self.table().directories.take(id) else {
                 continue;
             };
@@ -90,9 +89,19 @@ impl Sink {
         let mode = self
             .rules
             .directory_mode(metadata.mode, &directory.before, directory.made);
+        // Opened up for this run only, so giving the mode back is no change.
+        let opened_up = now.mode != mode && directory.before.mode == mode;
+        let seen = if opened_up {
+            Status { mode, ..now }
+        } else {
+            now
+        };
         let updated = self
             .rules
-            .update(handle, shown, metadata, &now, mode, &self.notes)?;
+            .update(handle, shown, metadata, &seen, mode, &self.notes)?;
+        if opened_up {
+            fchmod(handle, Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))?;
+        }
         let timed = directory.touched || now.mtime != metadata.mtime;
         if timed {
             futimens(handle, &times(metadata.mtime)).map_err(failed("set the time of"))?;
@@ -108,9 +117,4 @@ fn sync(unsynced: &mut Vec<(usize, Arc<Handle>)>, outcomes: &mut [(EntryId, Outc
             outcomes[index].1 = Outcome::Failed(error.into());
         }
     }
-}
-
-/// For messages about a directory that can't be opened again.
-fn itself() -> Name {
-    Name::new(&b"directory"[..]).expect("a plain word is a name")
 }

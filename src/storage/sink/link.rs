@@ -63,8 +63,9 @@ impl Sink {
                     continue;
                 }
             };
+            let parent = job.parent.clone();
             match self.link_one(&job, to) {
-                Ok(Linked::Made(directory)) => made.push((entry, directory)),
+                Ok(Linked::Made(directory)) => made.push((entry, parent, directory)),
                 Ok(Linked::Impossible(file, status)) => {
                     match self.copy(entry, job, &file, &status) {
                         Ok(staged) => copies.push(staged),
@@ -81,8 +82,11 @@ impl Sink {
             }
         }
         self.commit(copies, &mut results);
-        let synced = self.sync_directories(made.iter().map(|(_, directory)| directory));
-        for (entry, _) in made {
+        let named = made
+            .iter()
+            .map(|(_, parent, directory)| (parent, directory));
+        let synced = self.sync_names(named);
+        for (entry, _, _) in made {
             self.give_back(entry, State::Done);
             results.push((entry, synced.clone()));
         }
@@ -90,7 +94,7 @@ impl Sink {
     }
 
     fn link_one(&self, job: &Job, to: EntryId) -> Result<Linked, Fault> {
-        let directory = self.handle(&job.parent, &job.name)?;
+        let directory = self.handle(&job.parent, job.name.as_bytes())?;
         let shown = directory.shown(&job.name);
         let (at, name) = self.find(to, &shown)?;
         let link = |new: &Name| {
@@ -163,13 +167,13 @@ impl Sink {
         file: &OwnedFd,
         status: &Status,
     ) -> Result<Staged, Fault> {
-        let directory = self.handle(&job.parent, &job.name)?;
+        let directory = self.handle(&job.parent, job.name.as_bytes())?;
         let shown = directory.shown(&job.name);
-        let part = PartFile::create(directory.clone(), &job.name, status.len)?;
+        let part = PartFile::create(directory.clone(), &job.name, status.len, None)?;
         copy_data(file, &part, status.len)
             .map_err(|error| StorageError::new("copy", &*shown, error))?;
         self.notes.add(Subject::LinkCopied, &shown);
-        let mode = Some(self.rules.file_mode(job.metadata.mode, Some(status.mode)));
+        let mode = self.rules.exact_mode(job.metadata.mode, Some(status.mode));
         let file = StagedFile::Part(Arc::new(part));
         Ok(Staged {
             entry,

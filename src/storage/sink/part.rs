@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{
-    AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags, fallocate, flock, fstatvfs,
-    ftruncate, openat, statx, unlinkat,
+    AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags, fallocate, fchmod, flock,
+    fstatvfs, ftruncate, openat, statx, unlinkat,
 };
 use rustix::io::{Errno, pwrite};
 
@@ -53,9 +53,8 @@ pub(crate) fn stem_of(name: &Name) -> u64 {
 pub(crate) fn part_name(stem: u64) -> Name {
     let mut bytes = Vec::with_capacity(PREFIX.len() + DIGITS + SUFFIX.len());
     bytes.extend_from_slice(PREFIX);
-    for shift in (0..DIGITS).rev() {
-        let digit = b"0123456789abcdef"[(stem >> (4 * shift)) as usize & 0xf];
-        bytes.push(digit);
+    for byte in stem.to_be_bytes() {
+        bytes.extend([byte >> 4, byte & 0xf].map(|digit| b"0123456789abcdef"[usize::from(digit)]));
     }
     bytes.extend_from_slice(SUFFIX);
     Name::new(bytes).expect("a short name of harmless letters is a name")
@@ -82,66 +81,71 @@ impl UniqueNames {
 pub(crate) struct PartFile {
     directory: Arc<Handle>,
     name: Name,
-    shown: Vec<u8>,
     file: OwnedFd,
     direct: Option<OwnedFd>,
     len: u64,
     inode: (u64, u64),
+    natural_mode: u32,
     /// Whether the hidden name still has to be removed.
     named: AtomicBool,
 }
 
 impl PartFile {
-    /// Makes the part file of `name` with `len` bytes, all holes.
+    /// Makes the part file of `name` with `len` bytes, all holes, for its owner only.
+    ///
+    /// With `natural` it tells as [`Self::natural_mode`] what the kernel makes of that mode here,
+    /// by umask or an inherited access list; for that the file, still empty, has it for a moment.
     pub(crate) fn create(
         directory: Arc<Handle>,
         name: &Name,
         len: u64,
+        natural: Option<u32>,
     ) -> Result<Self, StorageError> {
         let shown = directory.shown(name);
         let part = part_name(stem_of(name));
-        let failed = |op: &'static str| {
-            let shown = shown.clone();
-            move |errno: Errno| StorageError::new(op, shown, errno)
+        let private = Mode::RUSR | Mode::WUSR;
+        let mode = natural.map_or(private, |mode| Mode::from_raw_mode(mode & 0o777));
+        let failed = |op| {
+            let shown = &shown;
+            move |errno: Errno| StorageError::new(op, shown.as_slice(), errno)
         };
         for _ in 0..RACES_MAX {
-            let file = match create_new(&directory, &part) {
+            let file = match create_new(&directory, &part, mode) {
                 Err(Errno::EXIST) => {
                     remove_leftover(&directory, &part, &shown)?;
                     continue;
                 }
                 answer => answer.map_err(failed("create a part file for"))?,
             };
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                // Somebody took it for a leftover in the moment before it was locked.
-                Err(Errno::WOULDBLOCK) => continue,
-                // File systems without locks have at least O_EXCL.
-                Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK | Errno::INVAL) => {}
-                Err(errno) => return Err(failed("lock the part file of")(errno)),
-            }
             let made = Status::of(&file).map_err(failed("look at the part file of"))?;
-            let inode = (made.device, made.inode);
-            if !is_still(&directory, &part, inode) {
-                continue;
-            }
             let mut new = Self {
-                directory,
-                name: part,
-                shown,
+                directory: directory.clone(),
+                name: part.clone(),
                 file,
                 direct: None,
                 len,
-                inode,
+                inode: (made.device, made.inode),
+                natural_mode: made.mode,
                 named: AtomicBool::new(true),
             };
-            ftruncate(&new.file, len).map_err(|errno| {
-                StorageError::new("set the length of", new.shown.clone(), errno)
-            })?;
+            // Somebody may take it for a leftover in the moment before it is locked.
+            let is_ours = lock(&new.file).map_err(failed("lock the part file of"))?;
+            if !is_ours || !is_still(&directory, &part, new.inode) {
+                continue;
+            }
+            if natural.is_some() {
+                fchmod(&new.file, private).map_err(failed("set the mode of"))?;
+            }
+            ftruncate(&new.file, len).map_err(failed("set the length of"))?;
             new.direct = new.open_direct();
             return Ok(new);
         }
         Err(busy(&shown))
+    }
+
+    /// The mode that the kernel gave it when it was made.
+    pub(crate) fn natural_mode(&self) -> u32 {
+        self.natural_mode
     }
 
     pub(crate) fn directory(&self) -> &Arc<Handle> {
@@ -262,9 +266,20 @@ impl SinkFile for PartFile {
     }
 }
 
-fn create_new(directory: &Handle, part: &Name) -> rustix::io::Result<OwnedFd> {
+fn create_new(directory: &Handle, part: &Name, mode: Mode) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(directory, part.as_bytes(), flags, Mode::RUSR | Mode::WUSR)
+    openat(directory, part.as_bytes(), flags, mode)
+}
+
+/// Locks a file against other transfers; `false` if another one has the lock.
+fn lock(file: &OwnedFd) -> rustix::io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        // File systems without locks have at least O_EXCL.
+        Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK | Errno::INVAL) => Ok(true),
+        Err(errno) => Err(errno),
+    }
 }
 
 fn is_still(directory: &Handle, name: &Name, inode: (u64, u64)) -> bool {
@@ -289,10 +304,8 @@ fn remove_leftover(directory: &Handle, part: &Name, shown: &[u8]) -> Result<(), 
     if !ours {
         return Err(foreign(directory, part, shown));
     }
-    match flock(&left, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK | Errno::INVAL) => {}
-        Err(Errno::WOULDBLOCK) => return Err(busy(shown)),
-        Err(errno) => return Err(failed(errno)),
+    if !lock(&left).map_err(failed)? {
+        return Err(busy(shown));
     }
     if !is_still(directory, part, (status.device, status.inode)) {
         return Ok(());

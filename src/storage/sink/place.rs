@@ -8,7 +8,7 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, chmod, fsync, mkdirat, symlinkat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, chmod, mkdirat, symlinkat, unlinkat};
 use rustix::io::Errno;
 
 use super::apply::{OWNER_ALL, Rules, set_symlink_time};
@@ -46,7 +46,7 @@ struct Page {
     /// The directory that the last entry was put in, as most have the same as the one before.
     last: Option<(EntryId, Arc<Handle>, bool)>,
     /// Directories with new symlinks, to be synced before those count as done.
-    unsynced: Vec<Arc<Handle>>,
+    unsynced: Vec<(Parent, Arc<Handle>)>,
 }
 
 impl Sink {
@@ -67,11 +67,11 @@ impl Sink {
                     placed.entries.push((id, answer.unwrap_or_else(failed)));
                 }
                 Item::Note(Note::DirectoryEnd { directory, .. }) => {
-                    let answer = self.table().directories.end(directory);
-                    match answer {
-                        Ok(true) => ended.push(directory),
-                        Ok(false) => {}
-                        Err(_) => placed.finished.push((directory, unknown_end(directory))),
+                    // It may be the one remembered, and nothing more is taken into it.
+                    page.last = None;
+                    // The end of what is not open ends nothing.
+                    if self.table().directories.end(directory) == Ok(true) {
+                        ended.push(directory);
                     }
                 }
                 // What a sender skipped is told to the user by others.
@@ -160,16 +160,16 @@ impl Sink {
 
     fn spot_in(&self, id: EntryId, name: &Name, page: &mut Page) -> Result<Spot, Fault> {
         let parent = Parent::Entry(id);
-        if let Some((last, directory, fresh)) = &page.last {
-            if *last == id {
-                let directory = directory.clone();
-                return Ok(Spot {
-                    parent,
-                    directory,
-                    name: Some(name.clone()),
-                    fresh: *fresh,
-                });
-            }
+        if let Some((last, directory, fresh)) = &page.last
+            && *last == id
+        {
+            let directory = directory.clone();
+            return Ok(Spot {
+                parent,
+                directory,
+                name: Some(name.clone()),
+                fresh: *fresh,
+            });
         }
         let fresh = match self.table().directories.known(id) {
             Known::Placed(directory) if !directory.ended => directory.made,
@@ -184,7 +184,7 @@ impl Sink {
                 return Err(protocol(text));
             }
         };
-        let directory = self.handle(&parent, name)?;
+        let directory = self.handle(&parent, name.as_bytes())?;
         page.last = Some((id, directory.clone(), fresh));
         Ok(Spot {
             parent,
@@ -270,9 +270,12 @@ impl Sink {
         metadata: &Metadata,
         there: &Status,
     ) -> Result<(), Fault> {
-        let mode = self.rules.file_mode(metadata.mode, Some(there.mode));
+        let mode = self
+            .rules
+            .exact_mode(metadata.mode, None)
+            .unwrap_or(there.mode);
         let preserve = self.rules.preserve;
-        let differs = (preserve.mode && mode != there.mode)
+        let differs = mode != there.mode
             || (preserve.owner && (metadata.uid, metadata.gid) != (there.uid, there.gid));
         if !differs && !preserve.xattrs {
             return Ok(());
@@ -283,7 +286,6 @@ impl Sink {
             let text = "it was replaced while it was looked at; run it again";
             return Err(StorageError::refused("update", shown, FaultCode::Storage, text).into());
         }
-        let mode = if preserve.mode { mode } else { there.mode };
         self.rules
             .update(&file, shown, metadata, there, mode, &self.notes)?;
         Ok(())
@@ -326,8 +328,8 @@ impl Sink {
         }
         self.make_symlink(directory, name, &shown, target, metadata)?;
         self.table().directories.touch(&spot.parent);
-        if self.sync && directory.media.can_sync() {
-            page.note_unsynced(directory);
+        if self.sync {
+            page.note_unsynced(&spot.parent, directory);
         }
         Ok(Placed::Settled(Outcome::Published {
             bytes: 0,
@@ -437,16 +439,13 @@ impl Sink {
         matches!(self.overwrite, Overwrite::Error | Overwrite::Never)
     }
 
-    fn sync_symlinks(&self, unsynced: &[Arc<Handle>], placed: &mut PlacedPage) {
-        let failure = unsynced.iter().find_map(|directory| {
-            let error = fsync(&**directory).err()?;
-            Some(Fault::from(StorageError::new(
-                "sync",
-                &*directory.path,
-                error,
-            )))
-        });
-        let Some(fault) = failure else { return };
+    fn sync_symlinks(&self, unsynced: &[(Parent, Arc<Handle>)], placed: &mut PlacedPage) {
+        let named = unsynced
+            .iter()
+            .map(|(parent, directory)| (parent, directory));
+        let Err(fault) = self.sync_names(named) else {
+            return;
+        };
         // Which link is in which directory is not kept: none of the page counts as done.
         for (_, answer) in &mut placed.entries {
             if matches!(answer, Placed::Settled(Outcome::Published { .. })) {
@@ -463,13 +462,11 @@ impl Spot {
 }
 
 impl Page {
-    fn note_unsynced(&mut self, directory: &Arc<Handle>) {
-        if !self
-            .unsynced
-            .iter()
-            .any(|other| other.inode == directory.inode)
-        {
-            self.unsynced.push(directory.clone());
+    fn note_unsynced(&mut self, parent: &Parent, directory: &Arc<Handle>) {
+        // Links of one directory come together, by and large.
+        let is_last = |(_, last): &(Parent, Arc<Handle>)| last.inode == directory.inode;
+        if !self.unsynced.last().is_some_and(is_last) {
+            self.unsynced.push((parent.clone(), directory.clone()));
         }
     }
 }
@@ -563,10 +560,4 @@ fn protocol(text: impl Into<String>) -> Fault {
 
 fn nameless() -> Fault {
     protocol("something that is no directory was told as a destination's contents")
-}
-
-fn unknown_end(directory: EntryId) -> Outcome {
-    Outcome::Failed(protocol(format!(
-        "the end of {directory} was told, which is no open directory"
-    )))
 }

@@ -120,10 +120,10 @@ impl Spill {
 
     fn get(&self, entry: EntryId) -> io::Result<Option<Vec<u8>>> {
         for run in self.runs.iter().rev() {
-            if (run.first..=run.last).contains(&entry) {
-                if let Some(path) = self.search(*run, entry)? {
-                    return Ok(Some(path));
-                }
+            if (run.first..=run.last).contains(&entry)
+                && let Some(path) = self.search(*run, entry)?
+            {
+                return Ok(Some(path));
             }
         }
         Ok(None)

@@ -85,26 +85,20 @@ impl Sink {
         let directory = match (&job.parent, &last) {
             (Parent::Entry(id), Some((other, directory))) if id == other => directory.clone(),
             (parent, _) => {
-                let directory = self.handle(parent, &job.name)?;
+                let directory = self.handle(parent, job.name.as_bytes())?;
                 if let Parent::Entry(id) = parent {
                     *last = Some((*id, directory.clone()));
                 }
                 directory
             }
         };
-        let mode = self.rules.file_mode(job.metadata.mode, job.existing_mode);
-        let exact = self.rules.preserve.mode || job.existing_mode.is_some();
-        // With the umask the kernel makes the right mode itself, also under a default ACL.
-        let created = if exact {
-            0o600
-        } else {
-            job.metadata.mode & 0o777
-        };
+        let mode = self.rules.exact_mode(job.metadata.mode, job.existing_mode);
+        // Otherwise the kernel makes the right mode itself, by umask or inherited access list.
+        let created = mode.map_or(job.metadata.mode & 0o777, |_| 0o600);
         let hidden = self.unique.next();
         let made = write_new(&directory, &hidden, created, file.bytes)
             .map_err(|errno| StorageError::new("write", directory.shown(&job.name), errno))?;
         let file_of = StagedFile::Small(made, hidden);
-        let mode = exact.then_some(mode);
         Ok(Staged {
             entry: file.id,
             job,
