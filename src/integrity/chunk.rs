@@ -6,6 +6,10 @@ use super::Value;
 use super::sha256::{Sha256State, Sha256Stream};
 use crate::units::{ByteRange, ChunkIndex, ChunkSize};
 
+/// [`ChunkHasher::catch_up`] stops at multiples of this: four times what the widest vectors take
+/// at once, and little enough to be still in the cache when its rest has come.
+const STRIDE_BYTES: usize = 64 << 10;
+
 /// How a chunk is to be hashed: all that a [`ChunkHasher`] must know beforehand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HashPlan {
@@ -36,7 +40,11 @@ pub enum HashPlan {
 ///
 /// Bytes that are not exactly the planned chunk never panic; see [`Self::finish`].
 #[derive(Clone)]
-pub struct ChunkHasher(State);
+pub struct ChunkHasher {
+    state: State,
+    /// Bytes seen so far.
+    hashed: usize,
+}
 
 #[derive(Clone)]
 // Boxing the large state would cost an allocation per chunk.
@@ -59,7 +67,7 @@ enum State {
 impl ChunkHasher {
     /// A hasher for the chunk that `plan` names.
     pub fn new(plan: &HashPlan) -> Self {
-        Self(match *plan {
+        let state = match *plan {
             HashPlan::None => State::None,
             HashPlan::Blake3 {
                 chunk,
@@ -80,14 +88,16 @@ impl ChunkHasher {
                     State::Misfit
                 }
             }
-        })
+        };
+        Self { state, hashed: 0 }
     }
 
-    /// Hashes the piece that follows. Pieces may have any size; BLAKE3 is at its fastest with
-    /// multiples of 16 KiB, the widest vector's share of its tree.
+    /// Hashes the piece that follows. Pieces may have any size; BLAKE3 is at full speed only with
+    /// multiples of 64 KiB. Where pieces come as a socket gives them, use [`Self::catch_up`].
     pub fn update(&mut self, piece: &[u8]) {
         let len = piece.len() as u64;
-        let fits = match &mut self.0 {
+        self.hashed = self.hashed.saturating_add(piece.len());
+        let fits = match &mut self.state {
             State::None | State::Misfit => true,
             State::Blake3 {
                 hasher, missing, ..
@@ -108,14 +118,30 @@ impl ChunkHasher {
             }
         };
         if !fits {
-            self.0 = State::Misfit;
+            self.state = State::Misfit;
+        }
+    }
+
+    /// Hashes what is new in `landed`, which holds the chunk from its first byte on as far as it has
+    /// landed. It may leave a tail for the next call, so that odd pieces cost BLAKE3 nothing; the
+    /// call that shows the whole chunk leaves none.
+    pub fn catch_up(&mut self, landed: &[u8]) {
+        let new = landed.len().saturating_sub(self.hashed);
+        let end = match &self.state {
+            State::Blake3 { missing, .. } if (new as u64) < *missing => {
+                landed.len() - landed.len() % STRIDE_BYTES
+            }
+            _ => landed.len(),
+        };
+        if let Some(new) = landed.get(self.hashed..end) {
+            self.update(new);
         }
     }
 
     /// Whether the bytes so far can be the whole chunk. For SHA-256, which is not told where the
     /// chunk ends, that is so at the end of the file and between blocks.
     pub fn is_whole(&self) -> bool {
-        match &self.0 {
+        match &self.state {
             State::None => true,
             State::Blake3 { missing, .. } => *missing == 0,
             State::Sha256 { stream, file_len } => {
@@ -131,7 +157,7 @@ impl ChunkHasher {
     /// differs from whatever a peer can have announced: a lazy comparison still fails.
     pub fn finish(self) -> Option<Value> {
         let whole = self.is_whole();
-        let value = match self.0 {
+        let value = match self.state {
             State::None => return None,
             State::Blake3 {
                 hasher, root: true, ..

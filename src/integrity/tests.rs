@@ -63,6 +63,20 @@ fn hash(plan: &HashPlan, bytes: &[u8], pieces: &[usize]) -> Value {
     hasher.finish().expect("there is a plan")
 }
 
+/// Hashes as a socket would let it: shown more and more of the chunk, in steps of `pieces`.
+fn hash_landing(plan: &HashPlan, bytes: &[u8], pieces: &[usize]) -> Value {
+    let mut hasher = ChunkHasher::new(plan);
+    let mut landed = 0;
+    for &len in pieces.iter().cycle() {
+        landed = (landed + len).min(bytes.len());
+        hasher.catch_up(&bytes[..landed]);
+        if landed == bytes.len() {
+            break;
+        }
+    }
+    hasher.finish().expect("there is a plan")
+}
+
 fn blake3_plan(index: usize, file: &[u8]) -> HashPlan {
     let chunk = ChunkIndex(index as u64);
     HashPlan::Blake3 {
@@ -253,6 +267,27 @@ proptest! {
     #[test]
     fn sha256_of_any_order_and_pieces((file, order) in files_and_orders(), pieces in pieces()) {
         check_sha256(&file, &order, &pieces);
+    }
+
+    #[test]
+    fn landing_bytes_give_the_value_of_the_chunk(
+        len in prop_oneof![0..4 * CHUNK, Just(4 * CHUNK), 4 * CHUNK..9 * CHUNK],
+        pieces in pieces(),
+    ) {
+        let chunk_size = ChunkSize::from_bytes(4 * CHUNK as u64).unwrap();
+        let file = file(len, 7);
+        let file_len = len as u64;
+        for (index, bytes) in file.chunks(4 * CHUNK).enumerate() {
+            let chunk = ChunkIndex(index as u64);
+            let start = (index * 4 * CHUNK) as u64;
+            for plan in [
+                HashPlan::Blake3 { chunk, chunk_size, file_len },
+                HashPlan::Sha256 { before: Sha256State::INITIAL, start, file_len },
+            ] {
+                let expected = hash(&plan, bytes, &[usize::MAX]);
+                prop_assert_eq!(hash_landing(&plan, bytes, &pieces), expected);
+            }
+        }
     }
 
     #[test]
