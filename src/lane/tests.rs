@@ -37,6 +37,7 @@ fn conformance(force_readiness: bool) {
     let bench = Bench::new(force_readiness);
     sizes_around_every_boundary(&bench);
     a_chunk_of_many_slots(&bench);
+    sources_in_memory_and_cold_ones(&bench);
     offsets_beyond_32_bits(&bench);
     holes_are_not_written(&bench);
     direct_writes(&bench);
@@ -294,6 +295,45 @@ fn copy_and_compare(
             }
         )
     });
+}
+
+fn sources_in_memory_and_cold_ones(bench: &Bench) {
+    let content = noise((6 << 20) + 77);
+    let in_memory: File = rustix::fs::memfd_create("source", rustix::fs::MemfdFlags::CLOEXEC)
+        .unwrap()
+        .into();
+    let on_disk = tempfile::tempfile().unwrap();
+    for source in [in_memory, on_disk] {
+        source.write_all_at(&content, 0).unwrap();
+        source.sync_all().unwrap();
+        // Advice: where it is not taken the source is warm, which must work as well.
+        let _ = rustix::fs::fadvise(&source, 0, None, rustix::fs::Advice::DontNeed);
+        let link = bench.link(0);
+        let len = content.len() as u64;
+        expose(
+            &link.regions,
+            RegionId(9),
+            KEY,
+            source,
+            0,
+            len,
+            Some(ChunkSize::DEFAULT),
+        );
+        for chunk in 0..ChunkSize::DEFAULT.count(len) {
+            let range = ChunkSize::DEFAULT.range(ChunkIndex(chunk), len);
+            link.fetch(
+                chunk,
+                range,
+                plan(chunk, ChunkSize::DEFAULT, len),
+                Store::Discard,
+            );
+        }
+        for _ in 0..ChunkSize::DEFAULT.count(len) {
+            let (token, result) = link.landed();
+            let expected = expected_value(&content, token, ChunkSize::DEFAULT);
+            assert_eq!(result.unwrap().digest, expected);
+        }
+    }
 }
 
 fn offsets_beyond_32_bits(bench: &Bench) {
