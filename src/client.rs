@@ -33,6 +33,15 @@ pub struct PullSource {
     pub contents: bool,
 }
 
+impl PullSource {
+    /// The thing at `path` below the export; a trailing slash means a directory's contents.
+    pub fn new(export: impl Into<String>, path: impl Into<Vec<u8>>) -> Self {
+        let path = path.into();
+        let contents = path.ends_with(b"/");
+        Self { export: export.into(), path, contents }
+    }
+}
+
 /// A session with a server.
 ///
 /// Cheap to clone; the session ends when the last clone and the last transfer are gone.

@@ -537,8 +537,11 @@ impl Desk<'_> {
 }
 
 impl Host for Desk<'_> {
-    fn landing_slot(&mut self, _: WorkRequestId) -> Option<Slot> {
-        self.pools.landing.take()
+    fn landing_slot(&mut self, id: WorkRequestId) -> Option<Slot> {
+        let pool = &self.pools.landing;
+        // A session may be slow to give back what is delivered to it.
+        let lasting = self.fetches.get(&id.0).is_some_and(Active::is_delivery);
+        pool.take_leaving(if lasting { pool.slots_max() / 4 } else { 0 })
     }
 
     fn landed(&mut self, id: WorkRequestId, slot: &Slot, range: Range<usize>) {

@@ -18,6 +18,10 @@ use crate::wire::message::{
 };
 use crate::wire::{Fault, FaultCode, WireError, tag};
 
+/// A line with an empty path and nothing optional: kind, flags, length, mode, owner, group, time, and
+/// the path's length.
+const LISTED_BYTES_MIN: usize = 1 + 1 + 8 + 2 + 4 + 4 + 12 + 2;
+
 type Result<T> = std::result::Result<T, WireError>;
 
 /// Reads the body of a frame. Bytes behind the fields known here are a later release's, and ignored.
@@ -61,7 +65,7 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
         Kind::Finish => Message::Finish,
         Kind::Finished => Message::Finished,
         Kind::Operate => Message::Operate(read_operation(r)?),
-        Kind::Listing => Message::Listing(r.list(BATCH_ENTRIES_MAX, 42, "lines", read_listed)?),
+        Kind::Listing => Message::Listing(r.list(BATCH_ENTRIES_MAX, LISTED_BYTES_MIN, "lines", read_listed)?),
         Kind::Done => Message::Done,
     })
 }
