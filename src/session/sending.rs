@@ -320,7 +320,7 @@ impl Driver {
         let source = Arc::clone(&self.source);
         let regions = self.seat.regions();
         self.job(move || {
-            let extents = source.extents(&*file.file, range, GRANT_EXTENTS_MAX);
+            let extents = source.extents(&file, range, GRANT_EXTENTS_MAX);
             let key = random_key();
             let content = Served::File {
                 file: Arc::clone(&file.file),
