@@ -33,8 +33,15 @@ impl World {
         let mut options = ClientOptions::default();
         options.known_hosts = Some(local.path().join("known_hosts"));
         options.unknown_host = UnknownHost::AcceptNew;
-        let client = Client::connect("127.0.0.1", port, options).await.expect("it connects");
-        Self { server, client, exported, local }
+        let client = Client::connect("127.0.0.1", port, options)
+            .await
+            .expect("it connects");
+        Self {
+            server,
+            client,
+            exported,
+            local,
+        }
     }
 
     fn write(&self, name: &str, content: &[u8]) {
@@ -57,7 +64,10 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
 }
 
 fn remote(path: &str) -> RemotePath {
-    RemotePath { export: "data".to_owned(), path: path.as_bytes().to_vec() }
+    RemotePath {
+        export: "data".to_owned(),
+        path: path.as_bytes().to_vec(),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,7 +79,9 @@ async fn a_file_is_pulled_and_its_digest_told() {
         let mut options = TransferOptions::default();
         options.hash = hash;
         let to = world.local.path().join(format!("{hash:?}"));
-        let mut transfer = world.client.pull(&[PullSource::new("data", "file")], &to, options);
+        let mut transfer = world
+            .client
+            .pull(&[PullSource::new("data", "file")], &to, options);
         let mut outcomes = Vec::new();
         let mut last = rdcp::Progress::default();
         while let Some(event) = transfer.next_event().await {
@@ -83,7 +95,10 @@ async fn a_file_is_pulled_and_its_digest_told() {
             }
         }
         let report = transfer.finish().await.expect("it ends well");
-        assert_eq!((report.files, report.failed, report.bytes_moved), (1, 0, 3_000_000));
+        assert_eq!(
+            (report.files, report.failed, report.bytes_moved),
+            (1, 0, 3_000_000)
+        );
         assert_eq!(report.verified(), hash != HashKind::None);
         assert_eq!(last.bytes_done, 3_000_000);
         assert_eq!(std::fs::read(&to).expect("the copy"), content);
@@ -117,7 +132,9 @@ async fn a_tree_is_pushed_and_pushed_again_without_reading_it() {
     }
     let push = || {
         let sources = [tree.clone()];
-        world.client.push(&sources, &remote(""), false, TransferOptions::archive())
+        world
+            .client
+            .push(&sources, &remote(""), false, TransferOptions::archive())
     };
     let report = push().finish().await.expect("it ends well");
     assert_eq!((report.files, report.failed), (3, 0), "{report:?}");
@@ -127,7 +144,11 @@ async fn a_tree_is_pushed_and_pushed_again_without_reading_it() {
         assert!(sent == there, "{name}");
     }
     let again = push().finish().await.expect("it ends well");
-    assert_eq!((again.files, again.bytes_moved, again.failed), (0, 0, 0), "{again:?}");
+    assert_eq!(
+        (again.files, again.bytes_moved, again.failed),
+        (0, 0, 0),
+        "{again:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -137,7 +158,11 @@ async fn reads_at_random_give_the_right_bytes() {
     world.write("big", &big);
     world.write("small", &big[..100_000]);
     world.write("empty", b"");
-    for (name, content) in [("big", &big[..]), ("small", &big[..100_000]), ("empty", b"")] {
+    for (name, content) in [
+        ("big", &big[..]),
+        ("small", &big[..100_000]),
+        ("empty", b""),
+    ] {
         let file = world.client.open(&remote(name)).await.expect("it opens");
         assert_eq!(file.len(), content.len() as u64);
         let reads = [
@@ -152,7 +177,10 @@ async fn reads_at_random_give_the_right_bytes() {
         ];
         for (offset, len) in reads {
             let mut buffer = vec![0xaa; len];
-            let read = file.read_at(&mut buffer, offset as u64).await.expect("it reads");
+            let read = file
+                .read_at(&mut buffer, offset as u64)
+                .await
+                .expect("it reads");
             let expected = content.get(offset..).unwrap_or(&[]);
             let expected = &expected[..expected.len().min(len)];
             assert_eq!(read, expected.len(), "{name} {offset} {len}");
@@ -168,12 +196,24 @@ async fn a_hole_reads_as_zeros_and_costs_no_transfer() {
     let file = std::fs::File::create(&path).expect("a file");
     file.set_len(1 << 30).expect("its length");
     std::os::unix::fs::FileExt::write_all_at(&file, b"island", 500 << 20).expect("an island");
-    let opened = world.client.open(&remote("sparse")).await.expect("it opens");
+    let opened = world
+        .client
+        .open(&remote("sparse"))
+        .await
+        .expect("it opens");
     let mut buffer = vec![1; 1 << 20];
     let at = (500 << 20) - 1000;
-    assert_eq!(opened.read_at(&mut buffer, at).await.expect("it reads"), 1 << 20);
+    assert_eq!(
+        opened.read_at(&mut buffer, at).await.expect("it reads"),
+        1 << 20
+    );
     assert_eq!(&buffer[1000..1006], b"island");
-    assert!(buffer[..1000].iter().chain(&buffer[1006..]).all(|&byte| byte == 0));
+    assert!(
+        buffer[..1000]
+            .iter()
+            .chain(&buffer[1006..])
+            .all(|&byte| byte == 0)
+    );
     let mut far = vec![1; 1 << 20];
     opened.read_at(&mut far, 900 << 20).await.expect("it reads");
     assert!(far.iter().all(|&byte| byte == 0));
@@ -183,9 +223,17 @@ async fn a_hole_reads_as_zeros_and_costs_no_transfer() {
 async fn what_is_no_file_or_not_there_is_not_opened() {
     let world = World::new().await;
     std::fs::create_dir(world.exported.path().join("directory")).expect("a directory");
-    let missing = world.client.open(&remote("missing")).await.expect_err("nothing is there");
+    let missing = world
+        .client
+        .open(&remote("missing"))
+        .await
+        .expect_err("nothing is there");
     assert_eq!(missing.kind(), ErrorKind::NotFound);
-    let directory = world.client.open(&remote("directory")).await.expect_err("it is no file");
+    let directory = world
+        .client
+        .open(&remote("directory"))
+        .await
+        .expect_err("it is no file");
     assert_eq!(directory.kind(), ErrorKind::Usage);
 }
 
@@ -195,7 +243,9 @@ async fn a_cancelled_transfer_says_so_and_leaves_nothing() {
     world.write("file", &noise(40_000_000, 3));
     let to = world.local.path().join("copy");
     let source = PullSource::new("data", "file");
-    let transfer = world.client.pull(&[source], &to, TransferOptions::default());
+    let transfer = world
+        .client
+        .pull(&[source], &to, TransferOptions::default());
     transfer.canceller().cancel();
     let error = transfer.finish().await.expect_err("it was cancelled");
     assert_eq!(error.kind(), ErrorKind::Cancelled);
@@ -208,14 +258,20 @@ async fn a_cancelled_transfer_says_so_and_leaves_nothing() {
     assert!(!left.any(hidden), "a part file was left");
     // The session is as good as before.
     let source = PullSource::new("data", "file");
-    let report = world.client.pull(&[source], &to, TransferOptions::default()).finish().await;
+    let report = world
+        .client
+        .pull(&[source], &to, TransferOptions::default())
+        .finish()
+        .await;
     assert_eq!(report.expect("it ends well").files, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_transfers_share_one_session() {
     let world = World::new().await;
-    let contents: Vec<_> = (0..12).map(|n| noise(300_000 * (n + 1), n as u64)).collect();
+    let contents: Vec<_> = (0..12)
+        .map(|n| noise(300_000 * (n + 1), n as u64))
+        .collect();
     for (n, content) in contents.iter().enumerate() {
         world.write(&format!("f{n}"), content);
     }
@@ -223,7 +279,9 @@ async fn many_transfers_share_one_session() {
         .map(|n| {
             let to = world.local.path().join(format!("f{n}"));
             let source = PullSource::new("data", format!("f{n}"));
-            world.client.pull(&[source], &to, TransferOptions::default())
+            world
+                .client
+                .pull(&[source], &to, TransferOptions::default())
         })
         .collect();
     for transfer in transfers {
@@ -258,6 +316,14 @@ async fn addresses_that_others_reach_need_a_word() {
     };
     let error = server().start().await.err().expect("it refuses");
     assert_eq!(error.kind(), ErrorKind::Usage);
-    assert!(error.hint().is_some_and(|hint| hint.contains("auth = \"none\"")));
-    server().auth_none(true).start().await.expect("it was told to");
+    assert!(
+        error
+            .hint()
+            .is_some_and(|hint| hint.contains("auth = \"none\""))
+    );
+    server()
+        .auth_none(true)
+        .start()
+        .await
+        .expect("it was told to");
 }

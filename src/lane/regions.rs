@@ -107,7 +107,10 @@ impl RegionTable {
             read_way: OnceLock::new(),
             advised_until: AtomicU64::new(0),
             events: Arc::clone(&self.events),
-            _farewell: Farewell { region: id, events: Arc::clone(&self.events) },
+            _farewell: Farewell {
+                region: id,
+                events: Arc::clone(&self.events),
+            },
         });
         let replaced = {
             let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
@@ -196,6 +199,8 @@ struct Farewell {
 
 impl Drop for Farewell {
     fn drop(&mut self) {
-        (self.events)(LaneEvent::Revoked { region: self.region });
+        (self.events)(LaneEvent::Revoked {
+            region: self.region,
+        });
     }
 }

@@ -40,10 +40,16 @@ static MACHINERY: OnceLock<Result<Machinery, String>> = OnceLock::new();
 /// # Errors
 /// When the kernel refuses threads, memory or descriptors.
 pub(crate) fn machinery() -> Result<Machinery, Error> {
-    MACHINERY.get_or_init(|| start().map_err(|error| error.to_string())).clone().map_err(|error| {
-        Error::new(ErrorKind::Storage, format!("starting the data plane failed: {error}"))
+    MACHINERY
+        .get_or_init(|| start().map_err(|error| error.to_string()))
+        .clone()
+        .map_err(|error| {
+            Error::new(
+                ErrorKind::Storage,
+                format!("starting the data plane failed: {error}"),
+            )
             .with_hint("raise the limits on open files, processes and locked memory (ulimit -a)")
-    })
+        })
 }
 
 fn start() -> std::io::Result<Machinery> {

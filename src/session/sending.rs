@@ -161,10 +161,20 @@ impl Driver {
             // The receiver alone chooses lanes.
             Inbound::LaneUp(_) | Inbound::LaneDown(_) => return,
             Inbound::Lane(event) => match event {
-                LaneEvent::Hashed { entry, chunk, value, .. } => Input::Hashed { entry, chunk, value },
-                LaneEvent::SourceFailed { entry, error, .. } => {
-                    Input::SourceFailed { entry, fault: read_fault(&error) }
-                }
+                LaneEvent::Hashed {
+                    entry,
+                    chunk,
+                    value,
+                    ..
+                } => Input::Hashed {
+                    entry,
+                    chunk,
+                    value,
+                },
+                LaneEvent::SourceFailed { entry, error, .. } => Input::SourceFailed {
+                    entry,
+                    fault: read_fault(&error),
+                },
                 LaneEvent::Revoked { region } => Input::Unexposed { region },
                 _ => return,
             },
@@ -184,9 +194,18 @@ impl Driver {
             }
             Done::Opened(entry, result) => {
                 let result = result.map(|file| {
-                    let opened = OpenedFile { version: file.version, len: file.len };
+                    let opened = OpenedFile {
+                        version: file.version,
+                        len: file.len,
+                    };
                     let ahead = Ahead::Idle(Some(Sha256Ahead::new()));
-                    self.files.insert(entry, Open { file: Arc::new(file), ahead });
+                    self.files.insert(
+                        entry,
+                        Open {
+                            file: Arc::new(file),
+                            ahead,
+                        },
+                    );
                     opened
                 });
                 Input::Opened { entry, result }
@@ -225,13 +244,29 @@ impl Driver {
                 Output::Open { entry } => {
                     let source = Arc::clone(&self.source);
                     self.job(move || {
-                        Done::Opened(entry, source.open_file(entry).map_err(|error| error.fault()))
+                        Done::Opened(
+                            entry,
+                            source.open_file(entry).map_err(|error| error.fault()),
+                        )
                     });
                 }
-                Output::FillPack { region, entries, capacity } => {
-                    self.waiting.push_back(WaitingPack { region, entries, capacity });
+                Output::FillPack {
+                    region,
+                    entries,
+                    capacity,
+                } => {
+                    self.waiting.push_back(WaitingPack {
+                        region,
+                        entries,
+                        capacity,
+                    });
                 }
-                Output::Expose { region, entry, range, file_len } => {
+                Output::Expose {
+                    region,
+                    entry,
+                    range,
+                    file_len,
+                } => {
                     self.expose(region, entry, range, file_len);
                 }
                 Output::HashAhead { entry, upto } => self.hash_ahead(entry, upto),
@@ -240,11 +275,16 @@ impl Driver {
                     let file = self.files.get(&entry).map(|open| Arc::clone(&open.file));
                     let source = Arc::clone(&self.source);
                     self.job(move || {
-                        let same = file.is_some_and(|file| source.unchanged(&*file.file, file.version));
+                        let same =
+                            file.is_some_and(|file| source.unchanged(&*file.file, file.version));
                         Done::Input(Input::Checked { entry, same })
                     });
                 }
-                Output::Rehash { entry, chunk, before } => self.rehash(entry, chunk, before),
+                Output::Rehash {
+                    entry,
+                    chunk,
+                    before,
+                } => self.rehash(entry, chunk, before),
                 Output::Forget { entry } => {
                     self.files.remove(&entry);
                     self.source.forget(entry);
@@ -279,18 +319,29 @@ impl Driver {
     fn fill_packs(&mut self) {
         let owner = self.seat.peer.id.0;
         while !self.waiting.is_empty() {
-            let slot = self.own_pack.take_for(owner).or_else(|| self.packs.take_for(owner));
-            let (Some(slot), Some(pack)) = (slot, self.waiting.pop_front()) else { return };
+            let slot = self
+                .own_pack
+                .take_for(owner)
+                .or_else(|| self.packs.take_for(owner));
+            let (Some(slot), Some(pack)) = (slot, self.waiting.pop_front()) else {
+                return;
+            };
             self.fill_pack(pack, slot);
         }
     }
 
     fn fill_pack(&mut self, pack: WaitingPack, mut slot: Slot) {
-        let WaitingPack { region, entries, capacity } = pack;
+        let WaitingPack {
+            region,
+            entries,
+            capacity,
+        } = pack;
         let source = Arc::clone(&self.source);
         let regions = self.seat.regions();
         self.job(move || {
-            let room = usize::try_from(capacity).unwrap_or(usize::MAX).min(slot.len());
+            let room = usize::try_from(capacity)
+                .unwrap_or(usize::MAX)
+                .min(slot.len());
             let filled = source.fill_pack(&entries, &mut slot[..room]);
             let mut pack = FilledPack {
                 len: filled.used_len,
@@ -302,9 +353,20 @@ impl Driver {
             };
             if pack.len > 0 {
                 let key = random_key();
-                let content = Served::Memory { slot: Arc::new(slot), len: pack.len };
-                regions.expose(ServedRegion { region, key, content });
-                pack.keys.push(RegionKey { rail: 0, address: 0, key });
+                let content = Served::Memory {
+                    slot: Arc::new(slot),
+                    len: pack.len,
+                };
+                regions.expose(ServedRegion {
+                    region,
+                    key,
+                    content,
+                });
+                pack.keys.push(RegionKey {
+                    rail: 0,
+                    address: 0,
+                    key,
+                });
             }
             Done::PackFilled(region, pack)
         });
@@ -313,7 +375,10 @@ impl Driver {
     fn expose(&mut self, region: RegionId, entry: EntryId, range: ByteRange, file_len: u64) {
         let Some(file) = self.files.get(&entry).map(|open| Arc::clone(&open.file)) else {
             let fault = Fault::new(FaultCode::Internal, "no open file belongs to the entry");
-            self.engine.handle(Input::Exposed { region, result: Err(fault) });
+            self.engine.handle(Input::Exposed {
+                region,
+                result: Err(fault),
+            });
             return;
         };
         let hash = (self.hash == HashKind::Blake3).then_some(self.chunk);
@@ -330,15 +395,25 @@ impl Driver {
                 file_len,
                 hash,
             };
-            regions.expose(ServedRegion { region, key, content });
-            let keys = vec![RegionKey { rail: 0, address: 0, key }];
+            regions.expose(ServedRegion {
+                region,
+                key,
+                content,
+            });
+            let keys = vec![RegionKey {
+                rail: 0,
+                address: 0,
+                key,
+            }];
             Done::Exposed(region, Ok(ExposedWindow { keys, extents }))
         });
     }
 
     /// Hashes a file on, front to back, as far as `upto`; one job per file at a time.
     fn hash_ahead(&mut self, entry: EntryId, upto: ChunkIndex) {
-        let Some(open) = self.files.get_mut(&entry) else { return };
+        let Some(open) = self.files.get_mut(&entry) else {
+            return;
+        };
         let state = match &mut open.ahead {
             Ahead::Idle(state) => state.take(),
             Ahead::Running(next) => {
@@ -366,7 +441,11 @@ impl Driver {
                     _ => state.clone().finish(),
                 };
                 // Whoever waits for it may have gone.
-                let _ = results.send(Done::Input(Input::Hashed { entry, chunk, value }));
+                let _ = results.send(Done::Input(Input::Hashed {
+                    entry,
+                    chunk,
+                    value,
+                }));
                 chunk.0 += 1;
             }
             Done::Ahead(entry, Ok(state))
@@ -380,9 +459,16 @@ impl Driver {
         self.job(move || {
             let result = match file {
                 Some(file) => rehash(&source, &file, hash, chunk_size, chunk, before),
-                None => Err(Fault::new(FaultCode::SourceChanged, "the file is not open any more")),
+                None => Err(Fault::new(
+                    FaultCode::SourceChanged,
+                    "the file is not open any more",
+                )),
             };
-            Done::Input(Input::Rehashed { entry, chunk, result })
+            Done::Input(Input::Rehashed {
+                entry,
+                chunk,
+                result,
+            })
         });
     }
 }
@@ -398,7 +484,11 @@ fn rehash(
 ) -> Result<[u8; 32], Fault> {
     let range = chunk_size.range(chunk, file.len);
     let plan = match hash {
-        HashKind::Blake3 => HashPlan::Blake3 { chunk, chunk_size, file_len: file.len },
+        HashKind::Blake3 => HashPlan::Blake3 {
+            chunk,
+            chunk_size,
+            file_len: file.len,
+        },
         HashKind::Sha256 => HashPlan::Sha256 {
             before: before.map_or(Sha256State::INITIAL, Sha256State),
             start: range.start,
@@ -409,7 +499,9 @@ fn rehash(
     source.drop_cache(&*file.file, range);
     let mut hasher = ChunkHasher::new(&plan);
     let mut buffer = vec![0; HASH_PIECE_BYTES];
-    hash_range(&*file.file, range, &mut buffer, |piece| hasher.update(piece))?;
+    hash_range(&*file.file, range, &mut buffer, |piece| {
+        hasher.update(piece)
+    })?;
     Ok(hasher.finish().unwrap_or_default())
 }
 
@@ -422,10 +514,17 @@ fn hash_range(
 ) -> Result<(), Fault> {
     let mut at = range.start;
     while at < range.end {
-        let want = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(buffer.len());
-        let read = file.read_at(&mut buffer[..want], at).map_err(|error| read_fault(&error))?;
+        let want = usize::try_from(range.end - at)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
+        let read = file
+            .read_at(&mut buffer[..want], at)
+            .map_err(|error| read_fault(&error))?;
         if read == 0 {
-            return Err(Fault::new(FaultCode::SourceChanged, "the file became shorter"));
+            return Err(Fault::new(
+                FaultCode::SourceChanged,
+                "the file became shorter",
+            ));
         }
         piece(&buffer[..read]);
         at += read as u64;
@@ -436,7 +535,10 @@ fn hash_range(
 /// What a failed read of a source means to the peer.
 fn read_fault(error: &std::io::Error) -> Fault {
     if error.kind() == std::io::ErrorKind::UnexpectedEof {
-        return Fault::new(FaultCode::SourceChanged, "the file became shorter while it was read");
+        return Fault::new(
+            FaultCode::SourceChanged,
+            "the file became shorter while it was read",
+        );
     }
     Fault::new(FaultCode::Storage, format!("reading failed: {error}"))
 }

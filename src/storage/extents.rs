@@ -31,7 +31,10 @@ pub struct Extents {
 impl Extents {
     /// Of a file that is `len` bytes long and takes `allocated` bytes on disk.
     pub fn new(len: u64, allocated: u64) -> Self {
-        Self { dense: allocated >= len, known: Mutex::default() }
+        Self {
+            dense: allocated >= len,
+            known: Mutex::default(),
+        }
     }
 
     /// The data in `range`; see [`extents`].
@@ -162,9 +165,22 @@ mod tests {
     fn what_is_known_gives_the_same_answers() {
         let file = sparse();
         let known = Extents::new(10 * BLOCK, 2 * BLOCK);
-        for (start, end) in [(0, 10), (0, 1), (2, 3), (2, 4), (5, 6), (5, 10), (3, 6), (1, 3)] {
+        for (start, end) in [
+            (0, 10),
+            (0, 1),
+            (2, 3),
+            (2, 4),
+            (5, 6),
+            (5, 10),
+            (3, 6),
+            (1, 3),
+        ] {
             let range = range(start * BLOCK, end * BLOCK);
-            assert_eq!(known.of(&file, range, 8), extents(&file, range, 8), "{start}..{end}");
+            assert_eq!(
+                known.of(&file, range, 8),
+                extents(&file, range, 8),
+                "{start}..{end}"
+            );
         }
         let dense = Extents::new(BLOCK, BLOCK);
         assert_eq!(dense.of(&file, range(0, BLOCK), 8), [range(0, BLOCK)]);
