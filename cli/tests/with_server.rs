@@ -134,7 +134,7 @@ fn write(path: &Path, content: &[u8]) {
     fs::write(path, content).expect("a file");
 }
 
-fn noise(len: usize) -> Vec<u8> {
+fn noise(len: u32) -> Vec<u8> {
     (0..len)
         .map(|at| (at.wrapping_mul(2_654_435_761) >> 13).to_le_bytes()[0])
         .collect()
@@ -237,6 +237,7 @@ fn digests_can_be_checked_with_the_usual_tools() {
         String::from_utf8_lossy(&check.stderr)
     );
     assert_eq!(there.lines().count(), 3);
+    assert!(world.well("sum -r @/data").contains("  data/set/a\n"));
     assert!(world.well("sum @/data/set/a").ends_with("  a\n"));
     assert!(world.well("sum -r @/data/set/").contains("  a\n"));
 }
