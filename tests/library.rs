@@ -327,3 +327,36 @@ async fn addresses_that_others_reach_need_a_word() {
         .await
         .expect("it was told to");
 }
+
+/// Fetches are numbered on three levels: by the engine, by the transfer, on the lane. More of them
+/// than fit any small counter must all find their way back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_very_many_chunks_arrives() {
+    let world = World::new().await;
+    let piece = noise(1 << 20, 11);
+    let path = world.exported.path().join("long");
+    let mut file = std::fs::File::create(&path).expect("a file");
+    for _ in 0..400 {
+        std::io::Write::write_all(&mut file, &piece).expect("room for it");
+    }
+    let mut options = TransferOptions::default();
+    options.chunk = rdcp::ChunkSize::MIN;
+    options.hash = HashKind::None;
+    let to = world.local.path().join("long");
+    let source = PullSource::new("data", "long");
+    let report = world
+        .client
+        .pull(&[source], &to, options)
+        .finish()
+        .await
+        .expect("it ends well");
+    assert_eq!(report.bytes_moved, 400 << 20);
+    let mut same = std::process::Command::new("cmp");
+    assert!(
+        same.arg(&path)
+            .arg(&to)
+            .status()
+            .expect("cmp runs")
+            .success()
+    );
+}

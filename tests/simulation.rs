@@ -81,7 +81,7 @@ fn every_seed_ends_as_its_plan_allows() {
         run(seed, &mut coverage);
         return;
     }
-    let seeds = number("RDCP_SEEDS").unwrap_or(1500);
+    let seeds = number("RDCP_SEEDS").unwrap_or(4000);
     (0..seeds).for_each(|seed| run(seed, &mut coverage));
     println!("{seeds} seeds: {coverage:?}");
     if seeds >= 1000 {

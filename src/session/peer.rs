@@ -333,11 +333,16 @@ impl Seat {
         self.peer.say(self.transfer, message);
     }
 
-    /// Posts a fetch. `false`: the lane is gone, and the fetch with it.
+    /// Posts a fetch, whose token is below 2^40. `false`: the lane is gone, and the fetch with it; the
+    /// word of that is in the inbox.
     pub(crate) fn fetch(&self, lane: LaneId, mut fetch: Fetch) -> bool {
         let Some(connection) = self.peer.connection(lane) else {
             return false;
         };
+        debug_assert!(
+            fetch.token >> NUMBER_SHIFT == 0,
+            "a transfer numbers its fetches from 0"
+        );
         fetch.token |= u64::from(self.number) << NUMBER_SHIFT;
         connection.fetch(fetch);
         true

@@ -16,7 +16,7 @@ use super::watch::{Attention, Ended, Watch};
 use crate::engine::receiver::{
     FetchFailure, Input, Output, PackFile, PackResult, Proof, ReceiverOptions,
 };
-use crate::engine::{self, FetchToken, Receiver};
+use crate::engine::{self, FetchToken, LaneId, Receiver};
 use crate::ids::{EntryId, RegionId};
 use crate::integrity::{self, HashPlan, RootBuilder, Sha256State};
 use crate::lane::{Fetch, FetchError, LaneEvent, Store};
@@ -52,10 +52,9 @@ struct Driver {
     watch: Watch,
     results: mpsc::UnboundedSender<Done>,
     files: HashMap<EntryId, File>,
-    /// Where the slot of a pack's fetch goes.
-    pack_fetches: HashMap<u64, RegionId>,
-    /// Which file a chunk's fetch is for.
-    chunk_fetches: HashMap<u64, EntryId>,
+    /// Fetches on lanes, by the number that the lane knows each by.
+    fetches: HashMap<u64, Posted>,
+    next_fetch: u64,
     packs: HashMap<RegionId, Arc<Slot>>,
     /// Pages waiting for their turn: they are placed in order, one at a time.
     pages: VecDeque<(u64, Vec<Item>)>,
@@ -63,7 +62,8 @@ struct Driver {
     /// Files and links of this round, that are published and made together.
     publishing: Vec<(EntryId, Option<File>)>,
     linking: Vec<EntryId>,
-    /// Fetches whose lane was gone when they were posted.
+    /// Fetches whose lane was gone when they were posted. The word that it is gone waits in the inbox
+    /// by then; only after that are they told to be lost, or the engine would post them there again.
     lost: Vec<FetchToken>,
 }
 
@@ -74,6 +74,20 @@ struct File {
     root: Option<RootBuilder>,
     holes: Vec<ChunkRange>,
     last_value: Option<[u8; 32]>,
+}
+
+/// A fetch on a lane.
+struct Posted {
+    /// What the engine knows it by.
+    token: FetchToken,
+    target: Target,
+}
+
+/// What a fetch is for.
+#[derive(Clone, Copy)]
+enum Target {
+    Chunk(EntryId),
+    Pack(RegionId),
 }
 
 /// What a job reports.
@@ -106,8 +120,8 @@ impl Receiving {
             watch: self.watch,
             results,
             files: HashMap::new(),
-            pack_fetches: HashMap::new(),
-            chunk_fetches: HashMap::new(),
+            fetches: HashMap::new(),
+            next_fetch: 0,
             packs: HashMap::new(),
             pages: VecDeque::new(),
             placing: false,
@@ -164,19 +178,28 @@ impl Driver {
             Inbound::LaneUp(lane) => Input::LaneUp { lane, rail: 0 },
             Inbound::LaneDown(lane) => Input::LaneDown { lane },
             Inbound::Over(fault) => return self.cancel(fault),
-            Inbound::Lane(LaneEvent::Landed { token, result }) => self.landed(token, result),
+            Inbound::Lane(LaneEvent::Landed { token, result }) => {
+                let Some(input) = self.landed(token, result) else {
+                    return;
+                };
+                input
+            }
             // Events of a sender's regions can't be meant for a receiver.
             Inbound::Lane(_) => return,
         };
         self.engine.handle(input);
     }
 
-    fn landed(&mut self, token: u64, result: Result<crate::lane::Landed, FetchError>) -> Input {
-        let region = self.pack_fetches.remove(&token);
-        let entry = self.chunk_fetches.remove(&token);
+    /// What the engine is told of a fetch that is over; nothing if it is not one of ours.
+    fn landed(
+        &mut self,
+        number: u64,
+        result: Result<crate::lane::Landed, FetchError>,
+    ) -> Option<Input> {
+        let Posted { token, target } = self.fetches.remove(&number)?;
         let result = match result {
             Ok(landed) => {
-                if let (Some(region), Some(slot)) = (region, landed.slot) {
+                if let (Target::Pack(region), Some(slot)) = (target, landed.slot) {
                     self.packs.insert(region, Arc::new(slot));
                 }
                 Ok(landed.digest)
@@ -184,17 +207,14 @@ impl Driver {
             Err(FetchError::ConnectionLost) => Err(FetchFailure::Lost),
             Err(FetchError::Refused(_)) => Err(FetchFailure::Remote),
             Err(FetchError::Storage(error)) => {
-                Err(FetchFailure::Storage(self.write_fault(entry, error)))
+                Err(FetchFailure::Storage(self.write_fault(target, error)))
             }
             Err(error) => {
                 let fault = Fault::new(FaultCode::Internal, error.to_string());
                 Err(FetchFailure::Storage(fault))
             }
         };
-        Input::Landed {
-            token: FetchToken(token),
-            result,
-        }
+        Some(Input::Landed { token, result })
     }
 
     fn job_done(&mut self, done: Done) -> Option<Ended> {
@@ -231,26 +251,20 @@ impl Driver {
 
     /// Carries out all orders at hand.
     async fn carry_out(&mut self) -> Option<Ended> {
-        loop {
-            while let Some(output) = self.engine.poll() {
-                if let Some(ended) = self.output(output).await {
-                    return Some(ended);
-                }
-            }
-            self.place_next();
-            self.publish();
-            self.link();
-            self.report_notes().await;
-            if self.lost.is_empty() {
-                return None;
-            }
-            for token in std::mem::take(&mut self.lost) {
-                self.engine.handle(Input::Landed {
-                    token,
-                    result: Err(FetchFailure::Lost),
-                });
+        for token in std::mem::take(&mut self.lost) {
+            let result = Err(FetchFailure::Lost);
+            self.engine.handle(Input::Landed { token, result });
+        }
+        while let Some(output) = self.engine.poll() {
+            if let Some(ended) = self.output(output).await {
+                return Some(ended);
             }
         }
+        self.place_next();
+        self.publish();
+        self.link();
+        self.report_notes().await;
+        None
     }
 
     /// What the sink left out or did otherwise.
@@ -262,10 +276,11 @@ impl Driver {
         }
     }
 
-    fn write_fault(&self, entry: Option<EntryId>, error: std::io::Error) -> Fault {
-        let path = entry
-            .map(|entry| self.watch.path(entry))
-            .unwrap_or_default();
+    fn write_fault(&self, target: Target, error: std::io::Error) -> Fault {
+        let path = match target {
+            Target::Chunk(entry) => self.watch.path(entry),
+            Target::Pack(_) => Vec::new(),
+        };
         write_fault(&path, error)
     }
 
@@ -308,19 +323,15 @@ impl Driver {
                 key,
                 len,
             } => {
-                self.pack_fetches.insert(token.0, region);
                 let fetch = Fetch {
-                    token: token.0,
+                    token: self.next_fetch,
                     remote: key.key,
                     offset: key.address,
                     len,
                     hash: HashPlan::None,
                     store: Store::Deliver,
                 };
-                if !self.seat.fetch(lane, fetch) {
-                    self.pack_fetches.remove(&token.0);
-                    self.lost.push(token);
-                }
+                self.post(token, Target::Pack(region), lane, fetch);
             }
             Output::StorePack {
                 region,
@@ -408,7 +419,10 @@ impl Driver {
             .get(&order.entry)
             .and_then(|file| file.sink.clone())
         else {
-            self.lost.push(order.token);
+            let fault = Fault::new(FaultCode::Internal, "a chunk was fetched for no part file");
+            let result = Err(FetchFailure::Storage(fault));
+            let token = order.token;
+            self.engine.handle(Input::Landed { token, result });
             return;
         };
         let hash = match order.proof {
@@ -425,7 +439,7 @@ impl Driver {
             },
         };
         let fetch = Fetch {
-            token: order.token.0,
+            token: self.next_fetch,
             remote: order.key.key,
             offset: order.key.address.saturating_add(order.region_offset),
             len: order.len,
@@ -436,10 +450,17 @@ impl Driver {
                 data: order.data,
             },
         };
-        if self.seat.fetch(order.lane, fetch) {
-            self.chunk_fetches.insert(order.token.0, order.entry);
+        self.post(order.token, Target::Chunk(order.entry), order.lane, fetch);
+    }
+
+    /// Gives a fetch, which bears the next number, to its lane.
+    fn post(&mut self, token: FetchToken, target: Target, lane: LaneId, fetch: Fetch) {
+        let number = self.next_fetch;
+        if self.seat.fetch(lane, fetch) {
+            self.next_fetch += 1;
+            self.fetches.insert(number, Posted { token, target });
         } else {
-            self.lost.push(order.token);
+            self.lost.push(token);
         }
     }
 
