@@ -54,9 +54,31 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// Every class, for tables and tests.
+    pub const ALL: &'static [Self] = &[
+        Self::Internal,
+        Self::Usage,
+        Self::Unreachable,
+        Self::Denied,
+        Self::NotFound,
+        Self::Integrity,
+        Self::Storage,
+        Self::Several,
+        Self::SourceChanged,
+        Self::TransportUnavailable,
+        Self::TimedOut,
+        Self::Exists,
+        Self::Different,
+        Self::Busy,
+        Self::Cancelled,
+    ];
+
     /// Whether the same request may succeed later without anybody mending anything.
     pub fn is_retryable(self) -> bool {
-        matches!(self, Self::Unreachable | Self::SourceChanged | Self::TimedOut | Self::Busy)
+        matches!(
+            self,
+            Self::Unreachable | Self::SourceChanged | Self::TimedOut | Self::Busy
+        )
     }
 
     /// The class of a fault that crossed the wire or came out of storage.
@@ -82,7 +104,12 @@ impl ErrorKind {
 impl Error {
     /// An error of this kind with its one-line message.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), hint: None, source: None }
+        Self {
+            kind,
+            message: message.into(),
+            hint: None,
+            source: None,
+        }
     }
 
     /// The same with what to do next.
@@ -118,7 +145,9 @@ impl fmt::Display for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+        self.source
+            .as_deref()
+            .map(|source| source as &(dyn StdError + 'static))
     }
 }
 

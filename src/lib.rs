@@ -6,6 +6,7 @@ pub mod limits;
 pub mod manifest;
 pub mod options;
 pub mod progress;
+pub mod remote;
 pub mod server;
 pub mod units;
 pub mod wire;

@@ -37,6 +37,21 @@ pub const GRANT_EXTENTS_MAX: usize = 1024;
 pub const DIGESTS_MAX: usize = 1024;
 /// Most entries in one WANT, CLOSE, CLOSED or SETTLED message.
 pub const BATCH_ENTRIES_MAX: usize = 512;
+/// Most transports that a greeting tells of.
+pub const TRANSPORTS_MAX: usize = 8;
+/// Largest frame body of a greeting, in bytes: a peer that has not greeted yet costs no more.
+pub const GREETING_BYTES_MAX: usize = 32 << 10;
+/// Bytes that may wait on a control connection to be written. All credits that a peer may give come
+/// to less; a peer that lets more gather asks without reading.
+pub const OUTBOUND_BYTES_MAX: usize = 64 << 20;
+/// Most big files that a sender has granted windows of and not yet answered Closed for.
+pub const OPEN_FILES_MAX: usize = 128;
+/// Most ranges in one entry's WANT, and in all entries' of one message.
+pub const WANT_RANGES_MAX: usize = 16 << 10;
+/// Most digests that a receiver keeps for chunks that no grant has told yet.
+pub const EARLY_DIGESTS_MAX: usize = 4 * DIGESTS_MAX;
+/// Most rails that a grant has keys for.
+pub const RAILS_MAX: usize = 16;
 /// How often a chunk is read again after its digest did not match.
 pub const REPAIRS_MAX: u32 = 3;
 /// Longest text in a fault, greeting or log line from a peer, in bytes.
@@ -44,10 +59,36 @@ pub const TEXT_BYTES_MAX: usize = 1024;
 /// Payload bytes behind one reply header on a data connection. A piece of this size is still in
 /// the second-level cache when it is hashed.
 pub const SEGMENT_BYTES_MAX: u32 = 256 << 10;
+/// Most data connections of one session.
+pub const STREAMS_MAX: usize = 64;
+/// Longest name of an export, in bytes.
+pub const EXPORT_NAME_BYTES_MAX: usize = 64;
+/// Most lines in one LISTING message.
+pub const LISTING_LINES_MAX: usize = 512;
+/// A LISTING message is sent once its lines reach about this many bytes.
+pub const LISTING_BYTES_TARGET: usize = 128 << 10;
+/// Names of directories being walked that one walk keeps in memory, in bytes; more are sorted on
+/// disk.
+pub const WALK_NAMES_BYTES_MAX: usize = 16 << 20;
+/// Inodes with several links that a walk keeps in memory; more are kept on disk.
+pub const LINKS_IN_MEMORY_MAX: usize = 64 << 10;
+/// Directories that one source holds open.
+pub const DIRECTORIES_OPEN_MAX: usize = 48;
+/// Most READs that one data connection may have unanswered. Beyond what any engine's window asks of
+/// one connection; small enough that a queue of requests is no burden.
+pub const READS_PER_CONNECTION_MAX: usize = 64;
 
+const _: () = assert!(LISTING_BYTES_TARGET + PATH_BYTES_MAX * 2 + TEXT_BYTES_MAX < FRAME_BYTES_MAX);
 const _: () = assert!(PACK_FILE_BYTES_MAX <= PACK_BYTES_MAX);
 const _: () = assert!(PACK_BYTES_MAX <= WINDOW_BYTES);
 const _: () = assert!(WINDOW_BYTES <= REGION_CREDIT_BYTES_DEFAULT);
 const _: () = assert!(PAGE_BYTES_TARGET + XATTR_BYTES_MAX + 2 * PATH_BYTES_MAX < FRAME_BYTES_MAX);
 const _: () = assert!(DIGESTS_MAX * 64 < FRAME_BYTES_MAX);
+const _: () = assert!(WANT_RANGES_MAX * 16 + BATCH_ENTRIES_MAX * 16 < FRAME_BYTES_MAX);
+// All values of a window of smallest chunks, and the one before, may come before its grant.
+const _: () = assert!(WINDOW_BYTES / (64 << 10) < EARLY_DIGESTS_MAX as u64);
 const _: () = assert!(PAGE_ITEMS_MAX <= BATCH_ENTRIES_MAX);
+const _: () = assert!((1 + TRANSPORTS_MAX * 2) * (TEXT_BYTES_MAX + 8) + 64 < GREETING_BYTES_MAX);
+const _: () =
+    assert!(PACK_FILES_MAX * 128 + GRANT_EXTENTS_MAX * 16 + RAILS_MAX * 18 < FRAME_BYTES_MAX);
+const _: () = assert!(BATCH_ENTRIES_MAX * (TEXT_BYTES_MAX + 16) < FRAME_BYTES_MAX);

@@ -1,1 +1,265 @@
 //! The server's half of the public interface: exports, listening, ending.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::error::{Error, ErrorKind};
+use crate::limits::{EXPORT_NAME_BYTES_MAX, STREAMS_MAX};
+use crate::session::host_key::HostKey;
+use crate::session::machinery::machinery;
+use crate::session::serving::{self, Exported, Serving};
+use crate::session::tls;
+use crate::storage::{Identity, Root};
+
+/// A directory that a server offers under a name.
+#[derive(Clone, Debug)]
+pub struct Export {
+    name: String,
+    path: PathBuf,
+    writable: bool,
+}
+
+impl Export {
+    /// Offers the directory `path` under `name`, for reading.
+    pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        Self { name: name.into(), path: path.into(), writable: false }
+    }
+
+    /// Whether clients may also write, replace and remove.
+    #[must_use]
+    pub fn writable(mut self, writable: bool) -> Self {
+        self.writable = writable;
+        self
+    }
+}
+
+/// What a server takes on at most. A client beyond a limit is told to try again later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerLimits {
+    /// Sessions at once. Default 1024: an idle one costs some tens of KiB.
+    pub sessions_max: usize,
+    /// Connections whose handshake is not done. Default 256.
+    pub handshakes_max: usize,
+    /// Data connections of one session. Default 16.
+    pub data_connections_max: u16,
+    /// Transfers and operations of one session at once. Default 64.
+    pub transfers_max: usize,
+}
+
+impl ServerLimits {
+    /// The same with another number of sessions at once.
+    #[must_use]
+    pub fn sessions_max(mut self, sessions: usize) -> Self {
+        self.sessions_max = sessions;
+        self
+    }
+}
+
+impl Default for ServerLimits {
+    fn default() -> Self {
+        Self {
+            sessions_max: 1024,
+            handshakes_max: 256,
+            data_connections_max: 16,
+            transfers_max: 64,
+        }
+    }
+}
+
+/// What a server is made of, before it runs.
+#[derive(Debug, Default)]
+pub struct ServerBuilder {
+    exports: Vec<Export>,
+    listen: Vec<SocketAddr>,
+    state_directory: Option<PathBuf>,
+    auth_none: bool,
+    limits: ServerLimits,
+}
+
+impl ServerBuilder {
+    /// Adds an export.
+    #[must_use]
+    pub fn export(mut self, export: Export) -> Self {
+        self.exports.push(export);
+        self
+    }
+
+    /// Adds an address to listen on. Port 0 lets the system choose.
+    #[must_use]
+    pub fn listen(mut self, address: SocketAddr) -> Self {
+        self.listen.push(address);
+        self
+    }
+
+    /// Where the host key is kept, or made at the first start. Without it the key lasts as long as
+    /// the server.
+    #[must_use]
+    pub fn state_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.state_directory = Some(directory.into());
+        self
+    }
+
+    /// Lets anybody who reaches the server use its exports. Without it only loopback addresses can
+    /// be listened on, as clients don't prove who they are.
+    #[must_use]
+    pub fn auth_none(mut self, auth_none: bool) -> Self {
+        self.auth_none = auth_none;
+        self
+    }
+
+    /// Sets the limits.
+    #[must_use]
+    pub fn limits(mut self, limits: ServerLimits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Starts to listen and serve.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`] for what makes no sense, [`ErrorKind::Unreachable`] if an address can't
+    /// be listened on, [`ErrorKind::Storage`] if a directory or the host key can't be used.
+    pub async fn start(self) -> Result<Server, Error> {
+        self.check()?;
+        let machinery = machinery()?;
+        let mut exports = Vec::with_capacity(self.exports.len());
+        for export in &self.exports {
+            let root = Root::open(&export.path, Identity::current())
+                .map_err(|error| Error::from(error.fault()))?;
+            exports.push(Exported {
+                name: export.name.clone(),
+                root: Arc::new(root),
+                writable: export.writable,
+            });
+        }
+        let key = match &self.state_directory {
+            Some(directory) => HostKey::load_or_create(directory),
+            None => HostKey::ephemeral(),
+        };
+        let key = key.map_err(|error| {
+            Error::new(ErrorKind::Storage, "the host key can't be used").with_source(error)
+        })?;
+        let config = tls::server_config(&key).map_err(|error| {
+            Error::new(ErrorKind::Internal, "TLS can't be set up").with_source(error)
+        })?;
+        let mut listeners = Vec::with_capacity(self.listen.len());
+        for address in &self.listen {
+            let unreachable = |error: std::io::Error| {
+                Error::new(ErrorKind::Unreachable, format!("can't listen on {address}"))
+                    .with_source(error)
+                    .with_hint("is another daemon running, or the port below 1024?")
+            };
+            listeners.push(TcpListener::bind(address).await.map_err(unreachable)?);
+        }
+        let local_addrs =
+            listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+        let serving = Serving::new(machinery, exports, config, self.limits);
+        let tasks = listeners
+            .into_iter()
+            .map(|listener| tokio::spawn(serving::accept(Arc::clone(&serving), listener)))
+            .collect();
+        Ok(Server { local_addrs, fingerprint: key.fingerprint().to_string(), serving, tasks })
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let usage = |message: String| Err(Error::new(ErrorKind::Usage, message));
+        if self.exports.is_empty() {
+            return usage("a server without exports serves nothing".to_owned());
+        }
+        for (at, export) in self.exports.iter().enumerate() {
+            let name = &export.name;
+            let good = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+            let fits = !name.is_empty() && name.len() <= EXPORT_NAME_BYTES_MAX;
+            if !fits || !name.bytes().all(good) || name.starts_with('.') {
+                return usage(format!(
+                    "{name:?} can't be an export's name: use letters, digits, '.', '_' and '-'"
+                ));
+            }
+            if self.exports[..at].iter().any(|other| other.name == *name) {
+                return usage(format!("two exports are called {name}"));
+            }
+        }
+        if self.listen.is_empty() {
+            return usage("no address to listen on".to_owned());
+        }
+        for address in &self.listen {
+            if !self.auth_none && !address.ip().is_loopback() {
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!("{address} can be reached by others, and clients don't prove who they are"),
+                )
+                .with_hint("listen on 127.0.0.1 or [::1], or say auth = \"none\" to let anybody in"));
+            }
+        }
+        if usize::from(self.limits.data_connections_max) > STREAMS_MAX
+            || self.limits.data_connections_max == 0
+        {
+            return usage(format!("data connections per session must be 1 to {STREAMS_MAX}"));
+        }
+        Ok(())
+    }
+}
+
+/// A running server. Dropping it ends it at once.
+pub struct Server {
+    local_addrs: Vec<SocketAddr>,
+    fingerprint: String,
+    serving: Arc<Serving>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Begins to describe a server.
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder::default()
+    }
+
+    /// The addresses that it listens on.
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        &self.local_addrs
+    }
+
+    /// What clients pin: `SHA256:` and the digest of its public key.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// What moves the bytes: `io_uring`, or a readiness loop and why.
+    pub fn reactor(&self) -> String {
+        let reactor = self.serving.machinery.lanes.describe();
+        if reactor.uring {
+            "io_uring".to_owned()
+        } else {
+            format!("readiness loop: {}", reactor.reason)
+        }
+    }
+
+    /// How many sessions there are.
+    pub fn sessions(&self) -> usize {
+        self.serving.sessions()
+    }
+
+    /// Takes no new session, transfer or operation, lets those that run end within `grace`, then
+    /// ends the rest.
+    pub async fn shutdown(mut self, grace: Duration) {
+        for task in self.tasks.drain(..) {
+            task.abort();
+        }
+        self.serving.drain(grace).await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for task in self.tasks.drain(..) {
+            task.abort();
+        }
+        self.serving.end();
+    }
+}

@@ -16,7 +16,11 @@ impl ChunkSize {
 
     /// The chunk size with 2^`log2` bytes, if that is within [`Self::MIN`]..=[`Self::MAX`].
     pub const fn from_log2(log2: u8) -> Option<Self> {
-        if log2 >= Self::MIN.0 && log2 <= Self::MAX.0 { Some(Self(log2)) } else { None }
+        if log2 >= Self::MIN.0 && log2 <= Self::MAX.0 {
+            Some(Self(log2))
+        } else {
+            None
+        }
     }
 
     /// The chunk size of exactly `bytes`, if that is a power of two within the limits.
@@ -90,7 +94,10 @@ impl ByteRange {
     /// The part that both ranges share; empty when there is none.
     pub fn intersect(self, other: Self) -> Self {
         let start = self.start.max(other.start);
-        Self { start, end: self.end.min(other.end).max(start) }
+        Self {
+            start,
+            end: self.end.min(other.end).max(start),
+        }
     }
 }
 

@@ -1,1 +1,5 @@
-fn main(){}
+//! The `rdcp` command. Everything is in the library beside this file, so that tests can run it.
+
+fn main() -> std::process::ExitCode {
+    rdcp_cli::run_with(std::env::args_os(), rdcp_cli::Io::process()).into()
+}

@@ -1,1 +1,284 @@
-//! Placeholder.
+//! Memory that bytes land in: bounded pools of page-aligned slots.
+//!
+//! A [`Slot`] is exclusive: it moves into an operation and comes back with its completion, and
+//! dropping it gives it to its [`Pool`]. A pool makes slots as they are first needed and never more
+//! than its maximum, so the maximum is a bound on resident memory, not a cost paid at start. The
+//! last slot given back is the next one taken: it is the one still in a cache.
+//! Nothing here knows connections, files or what the bytes mean.
+
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use memmap2::MmapMut;
+
+/// Whose bytes a slot held last: any number that names a session, 0 for nobody.
+pub type Owner = u64;
+
+/// Called when a slot comes back after [`Pool::take`] found none; from whichever thread drops it.
+pub type ReturnHook = Box<dyn Fn() + Send + Sync>;
+
+/// A bounded set of equal slots. Clones share the set.
+#[derive(Clone)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    slot_bytes: usize,
+    slots_max: usize,
+    stock: Mutex<Stock>,
+    /// A taker was refused since the last slot came back.
+    missed: AtomicBool,
+    on_return: Option<ReturnHook>,
+}
+
+struct Stock {
+    /// Used as a stack: see the module's first paragraph.
+    free: Vec<Memory>,
+    made: usize,
+}
+
+struct Memory {
+    map: MmapMut,
+    owner: Owner,
+}
+
+impl Pool {
+    /// A pool of at most `slots_max` slots with `slot_bytes` bytes each, rounded up to whole pages.
+    pub fn new(slot_bytes: usize, slots_max: usize) -> Self {
+        Self::build(slot_bytes, slots_max, None)
+    }
+
+    /// Like [`Self::new`]; `on_return` is called when a slot comes back that somebody missed.
+    pub fn with_hook(slot_bytes: usize, slots_max: usize, on_return: ReturnHook) -> Self {
+        Self::build(slot_bytes, slots_max, Some(on_return))
+    }
+
+    fn build(slot_bytes: usize, slots_max: usize, on_return: Option<ReturnHook>) -> Self {
+        let page = rustix::param::page_size();
+        let stock = Stock {
+            free: Vec::with_capacity(slots_max),
+            made: 0,
+        };
+        Self {
+            shared: Arc::new(Shared {
+                slot_bytes: slot_bytes.max(1).next_multiple_of(page),
+                slots_max,
+                stock: Mutex::new(stock),
+                missed: AtomicBool::new(false),
+                on_return,
+            }),
+        }
+    }
+
+    /// Bytes of each slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.shared.slot_bytes
+    }
+
+    /// The most slots that can be out at once.
+    pub fn slots_max(&self) -> usize {
+        self.shared.slots_max
+    }
+
+    /// How many [`Self::take`] could hand out now.
+    pub fn available(&self) -> usize {
+        let stock = self.shared.stock();
+        stock.free.len() + (self.shared.slots_max - stock.made)
+    }
+
+    /// A slot with whatever bytes it held last; `None` when all are out or the kernel has no
+    /// memory. Fit for landing bytes of which only the filled part is ever shown.
+    pub fn take(&self) -> Option<Slot> {
+        self.take_memory().map(|memory| self.slot(memory))
+    }
+
+    /// A slot for bytes of `owner`: all zero unless `owner` was the last to use it. Fit for memory
+    /// that a peer of that owner can read beyond what was filled.
+    pub fn take_for(&self, owner: Owner) -> Option<Slot> {
+        let mut slot = self.take()?;
+        if slot.owner() != owner {
+            slot.zero();
+            slot.memory_mut().owner = owner;
+        }
+        Some(slot)
+    }
+
+    fn slot(&self, memory: Memory) -> Slot {
+        Slot {
+            memory: Some(memory),
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    fn take_memory(&self) -> Option<Memory> {
+        let mut stock = self.shared.stock();
+        if let Some(memory) = stock.free.pop() {
+            return Some(memory);
+        }
+        if stock.made < self.shared.slots_max {
+            if let Ok(memory) = Memory::map(self.shared.slot_bytes) {
+                stock.made += 1;
+                return Some(memory);
+            }
+        }
+        // Set while the stock is locked: a slot that comes back after this sees it.
+        self.shared.missed.store(true, Ordering::Relaxed);
+        None
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("slot_bytes", &self.slot_bytes())
+            .field("slots_max", &self.slots_max())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn stock(&self) -> MutexGuard<'_, Stock> {
+        // Nothing panics while it is held, and a stock is whole between any two statements.
+        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_back(&self, memory: Memory) {
+        let missed = {
+            let mut stock = self.stock();
+            stock.free.push(memory);
+            self.missed.swap(false, Ordering::Relaxed)
+        };
+        if let (true, Some(hook)) = (missed, &self.on_return) {
+            hook();
+        }
+    }
+}
+
+impl Memory {
+    fn map(bytes: usize) -> io::Result<Self> {
+        MmapMut::map_anon(bytes).map(|map| Self { map, owner: 0 })
+    }
+}
+
+/// Exclusive use of one slot. Its address does not change while it moves.
+pub struct Slot {
+    /// `None` only while it is being dropped.
+    memory: Option<Memory>,
+    shared: Arc<Shared>,
+}
+
+impl Slot {
+    /// Whose bytes it holds, as told to [`Pool::take_for`].
+    pub fn owner(&self) -> Owner {
+        self.memory.as_ref().map_or(0, |memory| memory.owner)
+    }
+
+    /// Overwrites all of it with zeros and forgets its owner.
+    pub fn zero(&mut self) {
+        self.fill(0);
+        self.memory_mut().owner = 0;
+    }
+
+    fn memory_mut(&mut self) -> &mut Memory {
+        self.memory
+            .as_mut()
+            .expect("memory leaves a slot only in its drop")
+    }
+}
+
+impl Deref for Slot {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self
+            .memory
+            .as_ref()
+            .expect("memory leaves a slot only in its drop")
+            .map
+    }
+}
+
+impl DerefMut for Slot {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.memory_mut().map
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.shared.give_back(memory);
+        }
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot")
+            .field("bytes", &self.len())
+            .field("owner", &self.owner())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn is_bounded_and_reuses_the_last_returned_slot() {
+        let pool = Pool::new(5000, 2);
+        assert_eq!(pool.slot_bytes() % rustix::param::page_size(), 0);
+        let first = pool.take().unwrap();
+        let mut second = pool.take().unwrap();
+        second[0] = 7;
+        assert!(pool.take().is_none());
+        let address = second.as_ptr();
+        drop(first);
+        drop(second);
+        assert_eq!(pool.available(), 2);
+        let again = pool.take().unwrap();
+        assert_eq!((again.as_ptr(), again[0]), (address, 7));
+    }
+
+    #[test]
+    fn another_owner_finds_zeros() {
+        let pool = Pool::new(4096, 1);
+        let mut slot = pool.take_for(1).unwrap();
+        slot.fill(9);
+        drop(slot);
+        assert_eq!(pool.take_for(1).unwrap()[4095], 9);
+        let slot = pool.take_for(2).unwrap();
+        assert!(slot.iter().all(|&byte| byte == 0));
+        assert_eq!(slot.owner(), 2);
+    }
+
+    #[test]
+    fn hook_runs_only_for_a_missed_slot() {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        let hook = Box::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        let pool = Pool::with_hook(4096, 1, hook);
+        drop(pool.take());
+        assert_eq!(calls.load(Ordering::Relaxed), 0);
+        let held = pool.take();
+        assert!(pool.take().is_none());
+        drop(held);
+        drop(pool.take());
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn outlives_its_pool() {
+        let pool = Pool::new(4096, 1);
+        let mut slot = pool.take().unwrap();
+        drop(pool);
+        slot.zero();
+    }
+}

@@ -17,9 +17,6 @@ pub(crate) struct Machinery {
     pub(crate) workers: Workers,
 }
 
-/// More lanes than this gain nothing: one moves several GiB a second.
-const LANES_MAX: usize = 4;
-
 /// Enough for slow calls to overlap on the smallest machine, and for fsyncs to be merged.
 const WORKERS_MIN: usize = 4;
 const WORKERS_MAX: usize = 16;
@@ -39,10 +36,9 @@ pub(crate) fn machinery() -> Result<Machinery, Error> {
 
 fn start() -> std::io::Result<Machinery> {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let options = LaneOptions { lanes: cores.clamp(1, LANES_MAX), ..LaneOptions::default() };
     let workers = NonZeroUsize::new((cores * 2).clamp(WORKERS_MIN, WORKERS_MAX));
     Ok(Machinery {
-        lanes: Lanes::start(options)?,
+        lanes: Lanes::start(&LaneOptions::default())?,
         workers: Workers::start(workers.unwrap_or(NonZeroUsize::MIN))?,
     })
 }

@@ -7,16 +7,17 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::engine::LaneId;
-use crate::ids::{ConnectionId, RegionId, SessionId, TransferId};
-use crate::lane::{ConnectionKeys, EventSink, Fetch, LaneEvent, Lanes, ServedRegion};
-use crate::session::control::Outbox;
+use crate::ids::{RegionId, SessionId, TransferId};
+use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, RegionTable};
+use crate::session::data::ConnectionKeys;
+use crate::session::control::{ControlError, ControlWriter};
 use crate::wire::message::Envelope;
-use crate::wire::{Fault, Message};
+use crate::wire::{Fault, FaultCode, Message};
 
 /// Bits of a region id or fetch token that count within one transfer.
 const NUMBER_SHIFT: u32 = 40;
@@ -39,23 +40,26 @@ pub(crate) enum Inbound {
 /// The session as transfers see it.
 pub(crate) struct Peer {
     pub(crate) id: SessionId,
-    outbox: Outbox,
+    writer: ControlWriter,
     lanes: Lanes,
+    regions: Arc<RegionTable>,
     routes: RwLock<Routes>,
     connections: Mutex<Connections>,
     numbers: AtomicU32,
+    lost: Notify,
+    over: watch::Sender<Option<Fault>>,
 }
 
 #[derive(Default)]
 struct Routes {
     by_transfer: HashMap<TransferId, mpsc::UnboundedSender<Inbound>>,
     by_number: HashMap<u32, mpsc::UnboundedSender<Inbound>>,
-    over: Option<Fault>,
+    over: bool,
 }
 
 #[derive(Default)]
 struct Connections {
-    up: Vec<(LaneId, ConnectionId)>,
+    up: Vec<(LaneId, Arc<DataConnection>)>,
     issued: u32,
     closed: bool,
 }
@@ -69,14 +73,17 @@ pub(crate) struct Seat {
 }
 
 impl Peer {
-    pub(crate) fn new(id: SessionId, outbox: Outbox, lanes: Lanes) -> Arc<Self> {
-        Arc::new(Self {
+    pub(crate) fn new(id: SessionId, writer: ControlWriter, lanes: Lanes) -> Arc<Self> {
+        Arc::new_cyclic(|peer: &Weak<Self>| Self {
             id,
-            outbox,
+            writer,
             lanes,
+            regions: RegionTable::new(sink(Weak::clone(peer))),
             routes: RwLock::default(),
             connections: Mutex::default(),
             numbers: AtomicU32::new(1),
+            lost: Notify::new(),
+            over: watch::Sender::new(None),
         })
     }
 
@@ -88,12 +95,12 @@ impl Peer {
         // exactly once.
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
-        if routes.over.is_some() || routes.by_transfer.contains_key(&transfer) {
+        if routes.over || routes.by_transfer.contains_key(&transfer) {
             return None;
         }
-        for &(lane, _) in &connections.up {
+        for (lane, _) in &connections.up {
             // The receiver is held below, so this can't fail.
-            let _ = sender.send(Inbound::LaneUp(lane));
+            let _ = sender.send(Inbound::LaneUp(*lane));
         }
         routes.by_transfer.insert(transfer, sender.clone());
         routes.by_number.insert(number, sender);
@@ -107,7 +114,16 @@ impl Peer {
 
     /// Says something to the peer.
     pub(crate) fn say(&self, transfer: TransferId, message: Message) {
-        self.outbox.send(Envelope { transfer, message });
+        if let Err(error) = self.writer.send(&Envelope { transfer, message }) {
+            match error {
+                // The reader finds out as well, and ends the session.
+                ControlError::Closed => {}
+                error => {
+                    tracing::warn!(session = %self.id, %transfer, %error, "can't speak to the peer");
+                    self.writer.abort();
+                }
+            }
+        }
     }
 
     /// Hands a message to its transfer. Gives it back if no such transfer has a seat.
@@ -133,17 +149,13 @@ impl Peer {
         }
         let lane = LaneId(connections.issued);
         connections.issued += 1;
-        let peer = Arc::downgrade(self);
-        let sink: EventSink = Arc::new(move |event| {
-            if let Some(peer) = peer.upgrade() {
-                peer.lane_event(lane, event);
-            }
-        });
         // Connections of one session start on different lanes of the process and go round.
         let start = usize::try_from(self.id.0 % 64).unwrap_or(0);
         let at = (start + lane.0 as usize) % self.lanes.count();
-        let connection = self.lanes.attach(at, stream, keys, sink);
-        connections.up.push((lane, connection));
+        let events = sink(Arc::downgrade(self));
+        let regions = Arc::clone(&self.regions);
+        let connection = self.lanes.attach(at, stream, keys, regions, events);
+        connections.up.push((lane, Arc::new(connection)));
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
         routes.tell(|| Inbound::LaneUp(lane));
         true
@@ -156,13 +168,18 @@ impl Peer {
 
     /// Ends every data connection. What was in flight on them comes back as lost.
     pub(crate) fn drop_connections(&self) {
-        let up = {
-            let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-            connections.up.clone()
+        let dropped = {
+            let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            let dropped = std::mem::take(&mut connections.up);
+            let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+            for (lane, _) in &dropped {
+                routes.tell(|| Inbound::LaneDown(*lane));
+            }
+            dropped
         };
-        for (_, connection) in up {
-            self.lanes.detach(connection);
-        }
+        // Dropping them detaches them, outside of the lock: lanes answer what is in flight.
+        drop(dropped);
+        self.lost.notify_one();
     }
 
     /// The session is over: tells every transfer, ends the data connections.
@@ -173,21 +190,49 @@ impl Peer {
         }
         {
             let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
-            if routes.over.is_none() {
-                routes.over = Some(fault.clone());
+            if !routes.over {
+                routes.over = true;
+                self.over.send_replace(Some(fault.clone()));
                 routes.tell(|| Inbound::Over(fault.clone()));
             }
         }
         self.drop_connections();
+        self.lost.notify_waiters();
+        self.lost.notify_one();
     }
 
-    fn lane_event(&self, lane: LaneId, event: LaneEvent) {
+    /// Why the session is over, if it is.
+    pub(crate) fn over(&self) -> Option<Fault> {
+        self.over.borrow().clone()
+    }
+
+    /// Waits for the session's end.
+    pub(crate) async fn closed(&self) -> Fault {
+        let mut over = self.over.subscribe();
+        // The sender lives in `self`, so the wait can't fail.
+        match over.wait_for(Option::is_some).await {
+            Ok(fault) => fault.clone().unwrap_or_else(ended),
+            Err(_) => ended(),
+        }
+    }
+
+    /// Waits until a data connection is lost, or was since the last call.
+    pub(crate) async fn connection_lost(&self) {
+        self.lost.notified().await;
+    }
+
+    fn lane_event(&self, event: LaneEvent) {
         if let LaneEvent::ConnectionLost { connection, reason } = &event {
             tracing::debug!(session = %self.id, %connection, %reason, "data connection ended");
             let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-            connections.up.retain(|(known, _)| *known != lane);
+            let is_it = |(_, known): &(LaneId, Arc<DataConnection>)| known.id() == *connection;
+            let Some(at) = connections.up.iter().position(is_it) else {
+                return;
+            };
+            let (lane, _) = connections.up.swap_remove(at);
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
             routes.tell(|| Inbound::LaneDown(lane));
+            self.lost.notify_one();
             return;
         }
         let Some((number, event)) = localise(event) else { return };
@@ -197,9 +242,9 @@ impl Peer {
         }
     }
 
-    fn connection(&self, lane: LaneId) -> Option<ConnectionId> {
+    fn connection(&self, lane: LaneId) -> Option<Arc<DataConnection>> {
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        connections.up.iter().find(|(known, _)| *known == lane).map(|(_, id)| *id)
+        connections.up.iter().find(|(known, _)| *known == lane).map(|(_, found)| Arc::clone(found))
     }
 }
 
@@ -209,6 +254,19 @@ impl Routes {
             let _ = sender.send(inbound());
         }
     }
+}
+
+/// Hands a lane's events to the session, if it is still there.
+fn sink(peer: Weak<Peer>) -> EventSink {
+    Arc::new(move |event| {
+        if let Some(peer) = peer.upgrade() {
+            peer.lane_event(event);
+        }
+    })
+}
+
+fn ended() -> Fault {
+    Fault::new(FaultCode::Lost, "the session ended")
 }
 
 /// Splits the transfer's number off the ids in an event.
@@ -242,18 +300,13 @@ impl Seat {
     pub(crate) fn fetch(&self, lane: LaneId, mut fetch: Fetch) -> bool {
         let Some(connection) = self.peer.connection(lane) else { return false };
         fetch.token |= u64::from(self.number) << NUMBER_SHIFT;
-        self.peer.lanes.fetch(connection, fetch);
+        connection.fetch(fetch);
         true
     }
 
-    /// Lets the peer read a region over every data connection that is up now or comes later.
-    pub(crate) fn expose(&self, region: ServedRegion) {
-        self.peer.lanes.expose(self.peer.id, region);
-    }
-
-    /// Withdraws a region; [`LaneEvent::Revoked`] comes when nothing reads it any more.
-    pub(crate) fn revoke(&self, region: RegionId) {
-        self.peer.lanes.revoke(self.peer.id, region);
+    /// What the peer may read, over every data connection that is up now or comes later.
+    pub(crate) fn regions(&self) -> Arc<RegionTable> {
+        Arc::clone(&self.peer.regions)
     }
 }
 

@@ -8,39 +8,36 @@
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::mpsc;
 
 use super::peer::{Inbound, Seat};
-use super::watch::{Ended, Overdue, Watch};
+use super::watch::{Attention, Ended, Watch};
 use crate::engine::receiver::{
     FetchFailure, Input, Output, PackFile, PackResult, Proof, ReceiverOptions,
 };
-use crate::engine::{self, Event, FetchToken, Receiver};
+use crate::engine::{self, FetchToken, Receiver};
 use crate::ids::{EntryId, RegionId};
 use crate::integrity::{self, HashPlan, RootBuilder, Sha256State};
 use crate::lane::{Fetch, FetchError, LaneEvent, Store};
 use crate::manifest::Item;
 use crate::memory::Slot;
-use crate::storage::{SinkFile, sink};
+use crate::storage::sink::{self, Placed, PlacedPage, Sink};
+use crate::storage::{SinkFile, StorageError};
 use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
-use crate::wire::message::HashKind;
-use crate::wire::{Fault, FaultCode};
+use crate::wire::message::{HashKind, Wanted};
+use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
 
 /// Chunks of holes whose zeros are hashed for a file's digest, in bytes; the digest of a file with
 /// larger holes is not computed, as that would take longer than its transfer.
 const HOLE_BYTES_HASHED_MAX: u64 = 1 << 30;
 
-/// How long a cancelled run waits for fetches in flight before it takes their connections away.
-const CANCEL_GRACE: Duration = Duration::from_millis(500);
-
 /// What a receiving run needs.
 pub(crate) struct Receiving {
     pub(crate) seat: Seat,
     pub(crate) workers: Workers,
-    pub(crate) sink: Arc<sink::Sink>,
+    pub(crate) sink: Arc<Sink>,
     pub(crate) options: ReceiverOptions,
     pub(crate) watch: Watch,
 }
@@ -48,22 +45,24 @@ pub(crate) struct Receiving {
 struct Driver {
     seat: Seat,
     workers: Workers,
-    sink: Arc<sink::Sink>,
+    sink: Arc<Sink>,
     hash: HashKind,
     chunk: ChunkSize,
     engine: Receiver,
     watch: Watch,
     results: mpsc::UnboundedSender<Done>,
-    /// Entries that ended since the sink was told.
-    settled: Vec<EntryId>,
-    jobs: Jobs,
     files: HashMap<EntryId, File>,
-    /// Which pack or file a fetch is for, to know where its slot goes.
+    /// Where the slot of a pack's fetch goes.
     pack_fetches: HashMap<u64, RegionId>,
+    /// Which file a chunk's fetch is for.
+    chunk_fetches: HashMap<u64, EntryId>,
     packs: HashMap<RegionId, Arc<Slot>>,
     /// Pages waiting for their turn: they are placed in order, one at a time.
     pages: VecDeque<(u64, Vec<Item>)>,
     placing: bool,
+    /// Files and links of this round, that are published and made together.
+    publishing: Vec<(EntryId, Option<File>)>,
+    linking: Vec<EntryId>,
     /// Fetches whose lane was gone when they were posted.
     lost: Vec<FetchToken>,
 }
@@ -83,17 +82,12 @@ enum Done {
     Input(Input),
     /// The part file of an entry.
     Prepared(EntryId, Result<Arc<dyn SinkFile>, Fault>),
-    /// Directories that could not be finished; no job's answer.
-    DirectoriesFailed(Vec<(EntryId, Fault)>),
+    /// What became of a page.
+    Placed(u64, PlacedPage),
+    /// Answers for the engine, of a job for several orders.
+    Inputs(Vec<Input>),
     /// It panicked with this message.
     Panicked(String),
-}
-
-/// Jobs in flight per entry, so that an abandoned entry's part file goes after its last job.
-#[derive(Default)]
-struct Jobs {
-    per_entry: HashMap<EntryId, u32>,
-    abandoned: Vec<EntryId>,
 }
 
 impl Receiving {
@@ -111,13 +105,14 @@ impl Receiving {
             engine,
             watch: self.watch,
             results,
-            settled: Vec::new(),
-            jobs: Jobs::default(),
             files: HashMap::new(),
             pack_fetches: HashMap::new(),
+            chunk_fetches: HashMap::new(),
             packs: HashMap::new(),
             pages: VecDeque::new(),
             placing: false,
+            publishing: Vec::new(),
+            linking: Vec::new(),
             lost: Vec::new(),
         };
         loop {
@@ -144,10 +139,10 @@ impl Receiving {
                         next = job_results.try_recv().ok();
                     }
                 }
-                fault = driver.watch.interrupted() => driver.cancel(fault),
-                overdue = driver.watch.overdue(CANCEL_GRACE) => match overdue {
-                    Overdue::DropConnections => driver.seat.peer.drop_connections(),
-                    Overdue::GiveUp => return driver.watch.given_up(),
+                attention = driver.watch.attention() => match attention {
+                    Attention::Cancel(fault) => driver.cancel(fault),
+                    Attention::DropConnections => driver.seat.peer.drop_connections(),
+                    Attention::GiveUp => return driver.watch.given_up(),
                 },
             }
         }
@@ -163,6 +158,8 @@ impl Driver {
     fn inbound(&mut self, inbound: Inbound) {
         self.watch.progressed();
         let input = match inbound {
+            // The server took the request; the engine hears from its peer itself.
+            Inbound::Message(Message::Opened) => return,
             Inbound::Message(message) => Input::Message(message),
             Inbound::LaneUp(lane) => Input::LaneUp { lane, rail: 0 },
             Inbound::LaneDown(lane) => Input::LaneDown { lane },
@@ -180,6 +177,7 @@ impl Driver {
         result: Result<crate::lane::Landed, FetchError>,
     ) -> Input {
         let region = self.pack_fetches.remove(&token);
+        let entry = self.chunk_fetches.remove(&token);
         let result = match result {
             Ok(landed) => {
                 if let (Some(region), Some(slot)) = (region, landed.slot) {
@@ -188,8 +186,12 @@ impl Driver {
                 Ok(landed.digest)
             }
             Err(FetchError::ConnectionLost) => Err(FetchFailure::Lost),
-            Err(FetchError::Remote(_)) => Err(FetchFailure::Remote),
-            Err(FetchError::Storage(error)) => Err(FetchFailure::Storage(sink::write_fault(&error))),
+            Err(FetchError::Refused(_)) => Err(FetchFailure::Remote),
+            Err(FetchError::Storage(error)) => Err(FetchFailure::Storage(self.write_fault(entry, error))),
+            Err(error) => {
+                let fault = Fault::new(FaultCode::Internal, error.to_string());
+                Err(FetchFailure::Storage(fault))
+            }
         };
         Input::Landed { token: FetchToken(token), result }
     }
@@ -206,31 +208,23 @@ impl Driver {
                 });
                 Input::Prepared { entry, result }
             }
-            Done::DirectoriesFailed(failed) => {
-                for (directory, fault) in failed {
-                    self.engine.handle(Input::DirectoryFailed { directory, fault });
+            Done::Placed(page, placed) => {
+                self.placing = false;
+                Input::Placed {
+                    page,
+                    entries: placed.entries.into_iter().map(verdict).collect(),
+                    directories: placed.finished,
+                }
+            }
+            Done::Inputs(inputs) => {
+                for input in inputs {
+                    self.engine.handle(input);
                 }
                 return None;
             }
             Done::Panicked(message) => return Some(self.watch.broken(&message)),
         };
-        let entry = match &input {
-            Input::Prepared { entry, .. }
-            | Input::Allocated { entry, .. }
-            | Input::Published { entry, .. }
-            | Input::Linked { entry, .. } => Some(*entry),
-            Input::Placed { .. } => {
-                self.placing = false;
-                None
-            }
-            _ => None,
-        };
         self.engine.handle(input);
-        if let Some(entry) = entry
-            && self.jobs.done(entry)
-        {
-            self.abandon(entry);
-        }
         None
     }
 
@@ -243,7 +237,9 @@ impl Driver {
                 }
             }
             self.place_next();
-            self.tell_settled();
+            self.publish();
+            self.link();
+            self.report_notes().await;
             if self.lost.is_empty() {
                 return None;
             }
@@ -251,6 +247,18 @@ impl Driver {
                 self.engine.handle(Input::Landed { token, result: Err(FetchFailure::Lost) });
             }
         }
+    }
+
+    /// What the sink left out or did otherwise.
+    async fn report_notes(&mut self) {
+        for note in self.sink.take_notes() {
+            self.watch.warn(Vec::new(), Fault::new(FaultCode::Special, note)).await;
+        }
+    }
+
+    fn write_fault(&self, entry: Option<EntryId>, error: std::io::Error) -> Fault {
+        let path = entry.map(|entry| self.watch.path(entry)).unwrap_or_default();
+        write_fault(&path, error)
     }
 
     async fn output(&mut self, output: Output) -> Option<Ended> {
@@ -263,9 +271,10 @@ impl Driver {
             Output::Prepare { entry, file_len, .. } => self.prepare(entry, file_len),
             Output::Allocate { entry, region, ranges } => {
                 let file = self.files.get(&entry).and_then(|file| file.sink.clone());
-                self.job(Some(entry), move || {
+                let path = self.watch.path(entry);
+                self.job(move || {
                     let result = match file {
-                        Some(file) => file.allocate(&ranges).map_err(|error| sink::write_fault(&error)),
+                        Some(file) => file.allocate(&ranges).map_err(|error| write_fault(&path, error)),
                         None => Err(Fault::new(FaultCode::Internal, "no part file is open")),
                     };
                     Done::Input(Input::Allocated { entry, region, result })
@@ -276,8 +285,8 @@ impl Driver {
                 self.pack_fetches.insert(token.0, region);
                 let fetch = Fetch {
                     token: token.0,
-                    remote: key,
-                    offset: 0,
+                    remote: key.key,
+                    offset: key.address,
                     len,
                     hash: HashPlan::None,
                     store: Store::Deliver,
@@ -298,38 +307,21 @@ impl Driver {
                     }
                 }
             }
-            Output::Publish { entry } => self.publish(entry),
-            Output::Link { entry, to } => {
-                let sink = Arc::clone(&self.sink);
-                self.job(Some(entry), move || {
-                    Done::Input(Input::Linked { entry, result: sink.link(entry, to) })
-                });
+            Output::Publish { entry } => {
+                let file = self.files.remove(&entry);
+                self.publishing.push((entry, file));
             }
-            Output::Abandon { entry } => {
-                if self.jobs.idle(entry) {
-                    self.abandon(entry);
-                } else {
-                    self.jobs.abandoned.push(entry);
-                }
-            }
-            Output::FinishDirectories => {
-                let sink = Arc::clone(&self.sink);
-                let settled = std::mem::take(&mut self.settled);
-                let results = self.results.clone();
-                self.job(None, move || {
-                    let mut failed = sink.settled(&settled);
-                    failed.extend(sink.finish_directories());
-                    let _ = results.send(Done::DirectoriesFailed(failed));
-                    Done::Input(Input::DirectoriesFinished)
-                });
-            }
-            Output::Event(event) => {
-                if let Event::Done { entry, .. } = &event {
-                    self.settled.push(*entry);
+            Output::Link { entry, .. } => self.linking.push(entry),
+            Output::Settled(entries) => {
+                for entry in &entries {
                     self.files.remove(entry);
                 }
-                self.watch.event(event).await;
+                let sink = Arc::clone(&self.sink);
+                self.job(move || {
+                    Done::Input(Input::DirectoriesSettled(sink.settled(&entries)))
+                });
             }
+            Output::Event(event) => self.watch.event(event).await,
             Output::Finished(ledger) => return Some(self.watch.finished(ledger).await),
             Output::Failed { fault, ledger } => {
                 return Some(self.watch.failed(fault, ledger).await);
@@ -339,10 +331,7 @@ impl Driver {
     }
 
     /// Runs a blocking call on the workers; what it reports comes back by the results.
-    fn job(&mut self, entry: Option<EntryId>, job: impl FnOnce() -> Done + Send + 'static) {
-        if let Some(entry) = entry {
-            self.jobs.begin(entry);
-        }
+    fn job(&mut self, job: impl FnOnce() -> Done + Send + 'static) {
         let results = self.results.clone();
         self.workers.submit(move || {
             let done = catch_unwind(AssertUnwindSafe(job))
@@ -358,17 +347,7 @@ impl Driver {
         let Some((page, items)) = self.pages.pop_front() else { return };
         self.placing = true;
         let sink = Arc::clone(&self.sink);
-        self.job(None, move || Done::Input(Input::Placed { page, entries: sink.place(&items) }));
-    }
-
-    /// Tells the sink of entries that ended: it finishes directories whose last entry that was.
-    fn tell_settled(&mut self) {
-        if self.settled.is_empty() {
-            return;
-        }
-        let settled = std::mem::take(&mut self.settled);
-        let sink = Arc::clone(&self.sink);
-        self.job(None, move || Done::DirectoriesFailed(sink.settled(&settled)));
+        self.job(move || Done::Placed(page, sink.place(items)));
     }
 
     fn prepare(&mut self, entry: EntryId, file_len: u64) {
@@ -376,7 +355,7 @@ impl Driver {
         let file = File { sink: None, len: file_len, root, holes: Vec::new(), last_value: None };
         self.files.insert(entry, file);
         let sink = Arc::clone(&self.sink);
-        self.job(Some(entry), move || Done::Prepared(entry, sink.prepare(entry, file_len)));
+        self.job(move || Done::Prepared(entry, sink.prepare(entry, file_len)));
     }
 
     fn fetch(&mut self, order: engine::receiver::Fetch) {
@@ -399,13 +378,15 @@ impl Driver {
         };
         let fetch = Fetch {
             token: order.token.0,
-            remote: order.key,
-            offset: order.region_offset,
+            remote: order.key.key,
+            offset: order.key.address.saturating_add(order.region_offset),
             len: order.len,
             hash,
             store: Store::File { file, offset: order.file_offset, data: order.data },
         };
-        if !self.seat.fetch(order.lane, fetch) {
+        if self.seat.fetch(order.lane, fetch) {
+            self.chunk_fetches.insert(order.token.0, order.entry);
+        } else {
             self.lost.push(order.token);
         }
     }
@@ -414,9 +395,12 @@ impl Driver {
         let slot = self.packs.remove(&region);
         let sink = Arc::clone(&self.sink);
         let (hash, chunk) = (self.hash, self.chunk);
-        self.job(None, move || {
+        self.job(move || {
+            // A pack of empty files has no bytes, so nothing was fetched for it.
+            let empty = files.iter().all(|file| file.len == 0);
             let results = match slot {
-                Some(slot) => store_pack(&sink, slot.as_slice(), hash, chunk, &files, &digests),
+                None if empty => store_pack(&sink, &[], hash, chunk, &files, &digests),
+                Some(slot) => store_pack(&sink, &slot, hash, chunk, &files, &digests),
                 None => {
                     let fault = Fault::new(FaultCode::Internal, "a pack's bytes are not there");
                     let failed = |file: &PackFile| (file.entry, PackResult::Failed(fault.clone()));
@@ -442,21 +426,39 @@ impl Driver {
         }
     }
 
-    fn publish(&mut self, entry: EntryId) {
-        let file = self.files.remove(&entry);
+    /// Publishes the files of this round as one group: their syncs are put together.
+    fn publish(&mut self) {
+        if self.publishing.is_empty() {
+            return;
+        }
+        let files = std::mem::take(&mut self.publishing);
         let sink = Arc::clone(&self.sink);
         let (hash, chunk) = (self.hash, self.chunk);
-        self.job(Some(entry), move || {
-            let digest = file.and_then(|file| file.digest(hash, chunk));
-            let result = sink.publish(entry).map(|()| digest);
-            Done::Input(Input::Published { entry, result })
+        self.job(move || {
+            let mut digests: HashMap<EntryId, Option<[u8; 32]>> = HashMap::new();
+            for (entry, file) in files {
+                digests.insert(entry, file.and_then(|file| file.digest(hash, chunk)));
+            }
+            let entries: Vec<_> = digests.keys().copied().collect();
+            let answer = |(entry, result): (EntryId, Result<(), Fault>)| {
+                let digest = digests.get(&entry).copied().flatten();
+                Input::Published { entry, result: result.map(|()| digest) }
+            };
+            Done::Inputs(sink.publish_all(&entries).into_iter().map(answer).collect())
         });
     }
 
-    fn abandon(&mut self, entry: EntryId) {
-        self.files.remove(&entry);
+    /// Makes the hard links of this round.
+    fn link(&mut self) {
+        if self.linking.is_empty() {
+            return;
+        }
+        let entries = std::mem::take(&mut self.linking);
         let sink = Arc::clone(&self.sink);
-        self.workers.submit(move || sink.abandon(entry));
+        self.job(move || {
+            let answer = |(entry, result)| Input::Linked { entry, result };
+            Done::Inputs(sink.link_all(&entries).into_iter().map(answer).collect())
+        });
     }
 }
 
@@ -478,31 +480,9 @@ impl File {
     }
 }
 
-impl Jobs {
-    fn begin(&mut self, entry: EntryId) {
-        *self.per_entry.entry(entry).or_default() += 1;
-    }
-
-    fn idle(&self, entry: EntryId) -> bool {
-        !self.per_entry.contains_key(&entry)
-    }
-
-    /// A job of this entry is done. True if the entry waits to be abandoned and that was the last.
-    fn done(&mut self, entry: EntryId) -> bool {
-        let Some(count) = self.per_entry.get_mut(&entry) else { return false };
-        *count -= 1;
-        if *count > 0 {
-            return false;
-        }
-        self.per_entry.remove(&entry);
-        let waiting = self.abandoned.iter().position(|waiting| *waiting == entry);
-        waiting.map(|at| self.abandoned.swap_remove(at)).is_some()
-    }
-}
-
 /// Proves the files of a pack and stores those that are right.
 fn store_pack(
-    sink: &sink::Sink,
+    sink: &Sink,
     pack: &[u8],
     hash: HashKind,
     chunk: ChunkSize,
@@ -565,6 +545,22 @@ fn prove(
         (_, proofs) => proofs.last().copied(),
     };
     Some(digest)
+}
+
+/// What the engine needs to know of a placed entry.
+fn verdict((entry, placed): (EntryId, Placed)) -> (EntryId, engine::receiver::Placed) {
+    let verdict = match placed {
+        Placed::Fetch => engine::receiver::Placed::Fetch(Wanted::All),
+        Placed::Settled(outcome) => engine::receiver::Placed::Settled(outcome),
+        Placed::Link { to } => engine::receiver::Placed::Link(to),
+        Placed::Directory => engine::receiver::Placed::Directory,
+    };
+    (entry, verdict)
+}
+
+/// What a failed write means.
+fn write_fault(path: &[u8], error: std::io::Error) -> Fault {
+    StorageError::new("write", path, error).fault()
 }
 
 /// The words of a panic.

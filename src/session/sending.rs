@@ -8,13 +8,12 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::mpsc;
 
 use super::peer::{Inbound, Seat};
 use super::receiving::panic_message;
-use super::watch::{Ended, Overdue, Watch};
+use super::watch::{Attention, Ended, Watch};
 use crate::engine::sender::{ExposedWindow, FilledPack, Input, OpenedFile, Output, SenderOptions};
 use crate::engine::{Event, Sender};
 use crate::ids::{EntryId, RegionId, RemoteKey};
@@ -26,11 +25,8 @@ use crate::storage::SourceFile;
 use crate::storage::source::{OpenSource, Source};
 use crate::units::{ByteRange, ChunkIndex, ChunkSize};
 use crate::wire::message::{HashKind, ManifestPage, RegionKey};
-use crate::wire::{Fault, FaultCode};
+use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
-
-/// How long a cancelled run waits before it takes its connections away.
-const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
 /// Bytes that are read at a time where a file is hashed outside the lanes.
 const HASH_PIECE_BYTES: usize = 256 << 10;
@@ -127,10 +123,10 @@ impl Sending {
                         next = job_results.try_recv().ok();
                     }
                 }
-                fault = driver.watch.interrupted() => driver.cancel(fault),
-                overdue = driver.watch.overdue(CANCEL_GRACE) => match overdue {
-                    Overdue::DropConnections => driver.seat.peer.drop_connections(),
-                    Overdue::GiveUp => return driver.watch.given_up(),
+                attention = driver.watch.attention() => match attention {
+                    Attention::Cancel(fault) => driver.cancel(fault),
+                    Attention::DropConnections => driver.seat.peer.drop_connections(),
+                    Attention::GiveUp => return driver.watch.given_up(),
                 },
             }
         }
@@ -146,6 +142,8 @@ impl Driver {
     fn inbound(&mut self, inbound: Inbound) {
         self.watch.progressed();
         let input = match inbound {
+            // The server took the request; the engine hears from its peer itself.
+            Inbound::Message(Message::Opened) => return,
             Inbound::Message(message) => Input::Message(message),
             Inbound::Over(fault) => return self.cancel(fault),
             // The receiver alone chooses lanes.
@@ -225,11 +223,12 @@ impl Driver {
                     self.expose(region, entry, range, file_len);
                 }
                 Output::HashAhead { entry, upto } => self.hash_ahead(entry, upto),
-                Output::Unexpose { region } => self.seat.revoke(region),
+                Output::Unexpose { region } => self.seat.regions().revoke(region),
                 Output::Check { entry } => {
                     let file = self.files.get(&entry).map(|open| Arc::clone(&open.file));
+                    let source = Arc::clone(&self.source);
                     self.job(move || {
-                        let same = file.is_some_and(|file| file.unchanged());
+                        let same = file.is_some_and(|file| source.unchanged(&*file.file, file.version));
                         Done::Input(Input::Checked { entry, same })
                     });
                 }
@@ -272,22 +271,22 @@ impl Driver {
             return;
         };
         let source = Arc::clone(&self.source);
-        let (hash, chunk) = (self.hash, self.chunk);
-        let exposer = self.seat.exposer();
+        let regions = self.seat.regions();
         self.job(move || {
-            let filled = source.fill_pack(&entries, &mut slot, capacity, hash, chunk);
+            let room = usize::try_from(capacity).unwrap_or(usize::MAX).min(slot.len());
+            let filled = source.fill_pack(&entries, &mut slot[..room]);
             let mut pack = FilledPack {
-                len: filled.used_bytes,
+                len: filled.used_len,
                 keys: Vec::new(),
                 parts: filled.parts,
                 digests: filled.digests,
                 failed: filled.failed,
-                left: filled.left,
+                left: filled.unfit,
             };
             if pack.len > 0 {
                 let key = random_key();
                 let content = Served::Memory { slot: Arc::new(slot), len: pack.len };
-                exposer.expose(ServedRegion { region, key, content });
+                regions.expose(ServedRegion { region, key, content });
                 pack.keys.push(RegionKey { rail: 0, address: 0, key });
             }
             Done::PackFilled(region, pack)
@@ -301,12 +300,10 @@ impl Driver {
             return;
         };
         let hash = (self.hash == HashKind::Blake3).then_some(self.chunk);
-        let exposer = self.seat.exposer();
+        let source = Arc::clone(&self.source);
+        let regions = self.seat.regions();
         self.job(move || {
-            let extents = match file.extents(range, GRANT_EXTENTS_MAX) {
-                Ok(extents) => extents,
-                Err(error) => return Done::Exposed(region, Err(error.fault())),
-            };
+            let extents = source.extents(&*file.file, range, GRANT_EXTENTS_MAX);
             let key = random_key();
             let content = Served::File {
                 file: Arc::clone(&file.file),
@@ -316,7 +313,7 @@ impl Driver {
                 file_len,
                 hash,
             };
-            exposer.expose(ServedRegion { region, key, content });
+            regions.expose(ServedRegion { region, key, content });
             let keys = vec![RegionKey { rail: 0, address: 0, key }];
             Done::Exposed(region, Ok(ExposedWindow { keys, extents }))
         });
@@ -362,9 +359,10 @@ impl Driver {
     fn rehash(&mut self, entry: EntryId, chunk: ChunkIndex, before: Option<[u8; 32]>) {
         let file = self.files.get(&entry).map(|open| Arc::clone(&open.file));
         let (hash, chunk_size) = (self.hash, self.chunk);
+        let source = Arc::clone(&self.source);
         self.job(move || {
             let result = match file {
-                Some(file) => rehash(&file, hash, chunk_size, chunk, before),
+                Some(file) => rehash(&source, &file, hash, chunk_size, chunk, before),
                 None => Err(Fault::new(FaultCode::SourceChanged, "the file is not open any more")),
             };
             Done::Input(Input::Rehashed { entry, chunk, result })
@@ -374,6 +372,7 @@ impl Driver {
 
 /// Reads a chunk afresh and computes its value.
 fn rehash(
+    source: &Source,
     file: &OpenSource,
     hash: HashKind,
     chunk_size: ChunkSize,
@@ -390,7 +389,7 @@ fn rehash(
         },
         HashKind::None => HashPlan::None,
     };
-    file.drop_cached(range);
+    source.drop_cache(&*file.file, range);
     let mut hasher = ChunkHasher::new(&plan);
     let mut buffer = vec![0; HASH_PIECE_BYTES];
     hash_range(&*file.file, range, &mut buffer, |piece| hasher.update(piece))?;

@@ -21,6 +21,9 @@ use crate::wire::{Fault, FaultCode};
 /// Progress events are told at most this often.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How long a cancelled run waits for fetches in flight before it takes their connections away.
+const CANCEL_GRACE: Duration = Duration::from_millis(500);
+
 /// A cancelled run that has not ended after this long is given up: its storage hangs.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(5);
 
@@ -61,12 +64,14 @@ pub(crate) struct Ended {
     pub(crate) fault: Option<Fault>,
 }
 
-/// What is to be done about a cancelled run that does not end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Overdue {
-    /// Its fetches hang: take their connections away.
+/// What a run needs beside its orders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Attention {
+    /// It is to be ended for this reason.
+    Cancel(Fault),
+    /// It is being ended and its fetches hang: take their connections away.
     DropConnections,
-    /// Its jobs hang: leave them behind.
+    /// It is being ended and its jobs hang: leave them behind.
     GiveUp,
 }
 
@@ -105,36 +110,31 @@ impl Watch {
         self.moved = Instant::now();
     }
 
-    /// The run is being ended; [`Self::interrupted`] stays silent from now on.
+    /// The run is being ended; from now on only its ending is watched.
     pub(crate) fn cancelling(&mut self) {
         self.ending.get_or_insert_with(Instant::now);
     }
 
-    /// Waits until the run must be ended, and says why.
-    pub(crate) async fn interrupted(&mut self) -> Fault {
-        if self.ending.is_some() {
-            return std::future::pending().await;
+    /// Waits until the run must be ended, or takes too long to end, and says what to do.
+    pub(crate) async fn attention(&mut self) -> Attention {
+        if let Some(since) = self.ending {
+            if !self.connections_dropped {
+                tokio::time::sleep_until(since + CANCEL_GRACE).await;
+                self.connections_dropped = true;
+                return Attention::DropConnections;
+            }
+            tokio::time::sleep_until(since + GIVE_UP_AFTER).await;
+            return Attention::GiveUp;
         }
         let stalled = self.moved + self.stall_timeout;
         tokio::select! {
-            fault = wait_for(&mut self.cancel) => fault,
+            fault = wait_for(&mut self.cancel) => Attention::Cancel(fault),
             () = tokio::time::sleep_until(stalled) => {
                 let seconds = self.stall_timeout.as_secs_f64();
-                Fault::new(FaultCode::TimedOut, format!("nothing moved for {seconds} s"))
+                let text = format!("nothing moved for {seconds} s");
+                Attention::Cancel(Fault::new(FaultCode::TimedOut, text))
             }
         }
-    }
-
-    /// Waits until a run that is being ended takes too long for it.
-    pub(crate) async fn overdue(&mut self, grace: Duration) -> Overdue {
-        let Some(since) = self.ending else { return std::future::pending().await };
-        if !self.connections_dropped {
-            tokio::time::sleep_until(since + grace).await;
-            self.connections_dropped = true;
-            return Overdue::DropConnections;
-        }
-        tokio::time::sleep_until(since + GIVE_UP_AFTER).await;
-        Overdue::GiveUp
     }
 
     /// Learns the names and sizes that a page tells.
@@ -149,6 +149,11 @@ impl Watch {
                     self.totals.progress.bytes_seen.saturating_add(len);
             }
         }
+    }
+
+    /// The path of an entry, for messages.
+    pub(crate) fn path(&self, entry: EntryId) -> Vec<u8> {
+        self.names.path(entry)
     }
 
     /// Takes an event of the engine and tells those who watch. Waits if they are slow.
@@ -168,11 +173,6 @@ impl Watch {
                 self.warn(path, Fault::new(FaultCode::Integrity, text)).await;
             }
             engine::Event::Done { entry, outcome } => self.done(entry, outcome).await,
-            engine::Event::DirectoryFailed { directory, fault } => {
-                let path = self.names.path(directory);
-                self.fail(path.clone(), &fault);
-                self.tell(Event::Ended { path, outcome: Outcome::Failed(fault), len: 0 }).await;
-            }
             engine::Event::Skipped { place, fault, failure } => {
                 let path = self.names.path_of_place(&place);
                 if failure {
@@ -291,12 +291,12 @@ impl Watch {
 
 /// Waits until a cancellation is there. One whose owner has gone never comes.
 async fn wait_for(cancel: &mut watch::Receiver<Option<Fault>>) -> Fault {
-    match cancel.wait_for(Option::is_some).await {
-        Ok(fault) => fault.clone().unwrap_or_else(cancelled),
-        Err(_) => std::future::pending().await,
+    let fault = match cancel.wait_for(Option::is_some).await {
+        Ok(fault) => fault.clone(),
+        Err(_) => None,
+    };
+    match fault {
+        Some(fault) => fault,
+        None => std::future::pending().await,
     }
-}
-
-fn cancelled() -> Fault {
-    Fault::new(FaultCode::Cancelled, "cancelled")
 }

@@ -3,6 +3,15 @@
 //! Policy: each area is one file that wraps what the kernel or a device can touch behind types that
 //! can't be misused; every unsafe block names the requirements it meets and where they are met.
 //! Nothing here knows an idea of rdcp above "register, post, poll, map".
+//!
+//! - [`reactor`]: what a lane waits on; [`ring`] (unsafe: submission entries name memory) and
+//!   [`readiness`] (safe) are its two implementations.
+
+pub(crate) mod reactor;
+pub(crate) mod readiness;
+pub(crate) mod ring;
+
+pub(crate) mod writeback;
 
 /// Fills an array from the kernel's random source.
 ///
@@ -10,6 +19,7 @@
 /// If the kernel has no random source, without which nothing here would be safe.
 pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).expect("getrandom(2) works on every kernel that has io_uring or TLS peers");
+    getrandom::fill(&mut bytes)
+        .expect("getrandom(2) works on every kernel that has io_uring or TLS peers");
     bytes
 }

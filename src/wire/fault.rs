@@ -13,7 +13,10 @@ pub struct Fault {
 impl Fault {
     /// A fault with its text.
     pub fn new(code: FaultCode, text: impl Into<String>) -> Self {
-        Self { code, text: text.into() }
+        Self {
+            code,
+            text: text.into(),
+        }
     }
 }
 

@@ -288,7 +288,8 @@ pub enum Wanted {
 /// A region that may be read, and what lies where in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Its name. Ascending within the session.
+    /// Its name, used once within the session. Grants may come in another order than regions are
+    /// numbered.
     pub region: RegionId,
     /// Length in bytes; 0 when the parts need no data (holes to the end).
     pub len: u64,

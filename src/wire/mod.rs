@@ -1,12 +1,23 @@
 //! Bytes on the connections, and the messages they mean.
 //!
-//! [`message`] holds what the two ends say to each other as plain values; `codec` turns them into
-//! bounded little-endian frames and back, trusting nothing; `data` does the same for the headers
-//! on data connections. Nothing here knows the engine, files, clocks or the configuration.
+//! [`message`] holds what the two ends say to each other as plain values. [`encode`] appends one as
+//! a frame, [`Decoder`] takes frames out of a stream of bytes, trusting nothing. Nothing here knows
+//! the engine, files, clocks or the configuration, nor whether bytes came by RDMA or TCP.
 #![doc = include_str!("FORMAT.md")]
 
+mod codec;
+mod decode;
+mod encode;
+mod error;
 pub mod fault;
+mod frame;
+mod kind;
+pub mod level;
 pub mod message;
+mod tag;
 
+pub use encode::{item_bytes, listed_bytes};
+pub use error::{EncodeError, WireError};
 pub use fault::{Fault, FaultCode};
-pub use message::Message;
+pub use frame::{Decoder, FLAG_REFUSE_UNKNOWN, FRAME_HEADER_BYTES, encode};
+pub use message::{Envelope, Message};

@@ -1,0 +1,163 @@
+//! Manual pages and completion scripts, made from the definition of the arguments.
+
+use std::io;
+use std::path::Path;
+
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+
+use crate::args::{self, Cli};
+use crate::exit;
+
+/// The completion script of a shell.
+pub(crate) fn completions(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "rdcp", &mut script);
+    script
+}
+
+/// One page as roff: rdcp(1), or that of a command. `None` if there is no such command.
+pub(crate) fn page(command: Option<&str>) -> Option<Vec<u8>> {
+    let pages = commands();
+    let name = command.map_or_else(|| "rdcp".to_owned(), |command| format!("rdcp-{command}"));
+    let page = pages.iter().find(|page| page.get_name() == name)?;
+    // Writing into memory can't fail.
+    render(page).ok()
+}
+
+/// Writes all pages into a directory and tells how many there are.
+pub(crate) fn write_pages(directory: &Path) -> io::Result<usize> {
+    std::fs::create_dir_all(directory)?;
+    let pages = commands();
+    for page in &pages {
+        std::fs::write(
+            directory.join(format!("{}.1", page.get_name())),
+            render(page)?,
+        )?;
+    }
+    Ok(pages.len())
+}
+
+/// The command and its commands, each under the name of its page.
+fn commands() -> Vec<Command> {
+    let mut top = Cli::command().disable_help_subcommand(true);
+    // Global options and "rdcp pull" in usage lines come with the build.
+    top.build();
+    let below = top.get_subcommands().map(|command| {
+        let name = format!("rdcp-{}", command.get_name());
+        // Their help has examples and statuses behind it; the page has sections for these.
+        command
+            .clone()
+            .name(name)
+            .after_long_help(None::<&str>)
+            .after_help(None::<&str>)
+    });
+    let below = below.collect::<Vec<_>>();
+    let top = top.after_long_help(None::<&str>).after_help(None::<&str>);
+    std::iter::once(top).chain(below).collect()
+}
+
+fn render(command: &Command) -> io::Result<Vec<u8>> {
+    let mut page = Vec::new();
+    let man = Man::new(command.clone()).manual("rdcp manual").date("");
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    synopsis(command).to_writer(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if command.has_subcommands() {
+        man.render_subcommands_section(&mut page)?;
+    }
+    own_sections(command.get_name()).to_writer(&mut page)?;
+    Ok(page)
+}
+
+/// The usage line as help shows it; a list of all options says less.
+fn synopsis(command: &Command) -> Roff {
+    let usage = command.clone().render_usage().to_string();
+    let usage = usage
+        .trim_start_matches("Usage: ")
+        .trim_end()
+        .replace("rdcp-", "rdcp ");
+    let mut roff = Roff::new();
+    roff.control("SH", ["SYNOPSIS"]);
+    roff.text([roman(usage)]);
+    roff
+}
+
+/// What the definition of the arguments does not know.
+fn own_sections(name: &str) -> Roff {
+    let mut roff = Roff::new();
+    roff.control("SH", ["EXIT STATUS"]);
+    for (code, meaning) in exit::TABLE {
+        roff.control("TP", ["5"]);
+        roff.text([bold(code.to_string())]);
+        roff.text([roman(*meaning)]);
+    }
+    roff.control("SH", ["EXAMPLES"]);
+    roff.control("nf", []);
+    for line in args::examples(name.trim_start_matches("rdcp-")).lines() {
+        roff.text([roman(line)]);
+    }
+    roff.control("fi", []);
+    roff.control("SH", ["FILES"]);
+    roff.control("TP", []);
+    roff.text([bold("~/.config/rdcp/known_hosts")]);
+    roff.text([roman("Keys of the hosts that are trusted, one a line.")]);
+    roff.control("SH", ["SEE ALSO"]);
+    let also = match name {
+        "rdcp" => "rdcpd(1), b3sum(1), sha256sum(1)",
+        _ => "rdcp(1), rdcpd(1)",
+    };
+    roff.text([roman(also)]);
+    roff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    #[test]
+    fn completions_exist_for_every_shell() {
+        for shell in Shell::value_variants() {
+            let script = String::from_utf8(completions(*shell)).unwrap();
+            for word in ["rdcp", "verify", "known-hosts", "mkpath"] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+        }
+    }
+
+    #[test]
+    fn pages_mention_every_option_and_status() {
+        for command in commands() {
+            let name = command.get_name().trim_start_matches("rdcp-");
+            let page = page((name != "rdcp").then_some(name)).expect(name);
+            let page = String::from_utf8(page).unwrap().replace("\\-", "-");
+            for argument in command.get_arguments() {
+                if let Some(long) = argument.get_long() {
+                    assert!(page.contains(&format!("--{long}")), "{name}: --{long}");
+                }
+            }
+            for (code, meaning) in exit::TABLE {
+                assert!(page.contains(&code.to_string()), "{name}: {code}");
+                assert!(
+                    page.contains(&meaning.replace('\'', "\\*(Aq")),
+                    "{name}: {meaning}"
+                );
+            }
+            assert!(page.contains(".SH EXAMPLES"), "{name}");
+        }
+    }
+
+    #[test]
+    fn all_pages_are_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let count = write_pages(directory.path()).unwrap();
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), count);
+        assert!(directory.path().join("rdcp-pull.1").exists());
+        assert!(page(Some("nothing")).is_none());
+    }
+}

@@ -1,0 +1,254 @@
+//! The voice for people: a bar and one line for a person who watches, and for everybody what
+//! failed. Nothing on standard output.
+
+use rdcp::Error;
+use rdcp::options::HashKind;
+use rdcp::progress::{Event, Progress};
+use rdcp::wire::Fault;
+
+use super::bar::Bar;
+use super::{Summary, chain, hash_name};
+use crate::escape;
+use crate::io::Io;
+use crate::quantity::{bytes, counted, duration, rate};
+
+/// Failures and warnings that are shown one by one; the rest is counted.
+const LISTED_MAX: usize = 20;
+
+#[derive(Default)]
+pub(super) struct Human {
+    quiet: bool,
+    bar: Option<Bar>,
+    warnings: u64,
+}
+
+impl Human {
+    pub(super) fn begin_copy(&mut self, quiet: bool, bar: bool) {
+        self.quiet = quiet;
+        self.bar = (bar && !quiet).then(Bar::new);
+    }
+
+    pub(super) fn event(&mut self, io: &mut Io, event: &Event) {
+        match event {
+            Event::Progress(progress) => self.progress(*progress),
+            Event::Warning { path, fault } if !self.quiet => {
+                self.warnings += 1;
+                if self.warnings <= LISTED_MAX as u64 {
+                    self.line(io, &format!("rdcp: warning: {}", about(path, fault)));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn progress(&mut self, progress: Progress) {
+        if let Some(bar) = &mut self.bar {
+            bar.update(progress);
+        }
+    }
+
+    pub(super) fn stopping(&mut self, io: &mut Io) {
+        if io.stderr.is_terminal() && !self.quiet {
+            self.line(io, "rdcp: stopping; once more ends at once");
+        }
+    }
+
+    pub(super) fn summary(&mut self, io: &mut Io, summary: &Summary) {
+        self.bar = None;
+        let unlisted = self.warnings.saturating_sub(LISTED_MAX as u64);
+        if unlisted > 0 {
+            io.stderr
+                .line(&format!("rdcp: and {}", counted(unlisted, "more warning")));
+        }
+        for (path, fault) in summary.failures.iter().take(LISTED_MAX) {
+            io.stderr.line(&format!("rdcp: {}", about(path, fault)));
+        }
+        let listed = summary.failures.len().min(LISTED_MAX) as u64;
+        if summary.failed > listed {
+            io.stderr
+                .line(&format!("rdcp: and {} more", summary.failed - listed));
+        }
+        if io.stderr.is_terminal() && !self.quiet {
+            io.stderr.line(&summary_line(summary));
+        }
+    }
+
+    pub(super) fn error(&mut self, io: &mut Io, error: &Error) {
+        self.line(io, &format!("rdcp: {}", chain(error)));
+        if let Some(hint) = error.hint() {
+            self.line(io, &format!("hint: {}", escape::text(hint)));
+        }
+    }
+
+    pub(super) fn entry_failed(&mut self, io: &mut Io, path: &[u8], fault: &Fault) {
+        self.line(io, &format!("rdcp: {}", about(path, fault)));
+    }
+
+    pub(super) fn finish(&mut self) {
+        self.bar = None;
+    }
+
+    /// A line on standard error, with the bar out of its way.
+    fn line(&self, io: &mut Io, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| io.stderr.line(text)),
+            None => io.stderr.line(text),
+        }
+    }
+}
+
+/// `path: reason`, where a reason that names the path already is enough.
+fn about(path: &[u8], fault: &Fault) -> String {
+    let (path, reason) = (escape::path(path), escape::text(&fault.text));
+    if path.is_empty() || reason.contains(&path) {
+        reason
+    } else {
+        format!("{path}: {reason}")
+    }
+}
+
+fn summary_line(summary: &Summary) -> String {
+    let elapsed = duration(summary.elapsed);
+    let mut parts = Vec::new();
+    if summary.published == 0 && summary.failed == 0 && summary.unchanged > 0 {
+        return format!(
+            "nothing to copy: {} unchanged ({elapsed})",
+            counted(summary.unchanged, "file")
+        );
+    }
+    let mut first = format!(
+        "{}, {} in {elapsed}",
+        counted(summary.files, "file"),
+        bytes(summary.bytes)
+    );
+    if let Some(rate) =
+        rate(summary.bytes_moved, summary.elapsed).filter(|_| summary.bytes_moved > 0)
+    {
+        first.push_str(&format!(" ({rate})"));
+    }
+    parts.push(first);
+    if summary.unchanged > 0 {
+        parts.push(format!("{} unchanged", summary.unchanged));
+    }
+    if summary.failed > 0 {
+        parts.push(format!("{} failed", summary.failed));
+    }
+    parts.push(summary.transport.clone());
+    parts.push(match summary.hash {
+        HashKind::None => "not verified".to_owned(),
+        hash => format!("verified with {}", hash_name(hash)),
+    });
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::End;
+    use crate::io::tests::captured;
+    use crate::output::Output;
+    use rdcp::ErrorKind;
+    use rdcp::wire::FaultCode;
+    use std::time::Duration;
+
+    fn summary() -> Summary {
+        Summary {
+            transport: "tcp".into(),
+            reason: "no RDMA device".into(),
+            hash: HashKind::Blake3,
+            published: 3,
+            files: 3,
+            unchanged: 0,
+            failed: 0,
+            warnings: 0,
+            bytes: 3 << 30,
+            bytes_moved: 3 << 30,
+            elapsed: Duration::from_secs(2),
+            failures: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn all_well_is_one_line_on_a_terminal_and_nothing_elsewhere() {
+        for (terminal, quiet, expected) in [
+            (
+                true,
+                false,
+                "3 files, 3.0 GiB in 2.0 s (1.5 GiB/s), tcp, verified with blake3\n",
+            ),
+            (true, true, ""),
+            (false, false, ""),
+        ] {
+            let (io, out, err) = captured(terminal);
+            let mut output = Output::new(io);
+            output.begin_copy(quiet, false);
+            output.summary(&summary());
+            output.finish(End::DONE);
+            assert_eq!((out.text().as_str(), err.text().as_str()), ("", expected));
+        }
+    }
+
+    #[test]
+    fn summary_lines() {
+        let line = summary_line(&Summary {
+            hash: HashKind::None,
+            unchanged: 2,
+            failed: 1,
+            ..summary()
+        });
+        assert_eq!(
+            line,
+            "3 files, 3.0 GiB in 2.0 s (1.5 GiB/s), 2 unchanged, 1 failed, tcp, not verified"
+        );
+        let line = summary_line(&Summary {
+            published: 0,
+            files: 0,
+            unchanged: 5,
+            ..summary()
+        });
+        assert_eq!(line, "nothing to copy: 5 files unchanged (2.0 s)");
+    }
+
+    #[test]
+    fn failures_are_listed_up_to_a_limit() {
+        let fault = Fault::new(FaultCode::Denied, "permission denied\x1b[2J");
+        let failures = (0..100)
+            .map(|i| (format!("f{i}\n").into_bytes(), fault.clone()))
+            .collect();
+        let (io, _, err) = captured(false);
+        Output::new(io).summary(&Summary {
+            failed: 1234,
+            failures,
+            ..summary()
+        });
+        let text = err.text();
+        let lines = text.lines().collect::<Vec<_>>();
+        assert_eq!(lines.len(), 21);
+        assert_eq!(lines[0], "rdcp: f0\\n: permission denied\\x1b[2J");
+        assert_eq!(lines[20], "rdcp: and 1214 more");
+    }
+
+    #[test]
+    fn warnings_are_shown_up_to_a_limit_and_not_when_quiet() {
+        let warning = Event::Warning {
+            path: b"x".to_vec(),
+            fault: Fault::new(FaultCode::Special, "a socket, left out"),
+        };
+        for (quiet, lines) in [(false, 21), (true, 0)] {
+            let (io, _, err) = captured(false);
+            let mut output = Output::new(io);
+            output.begin_copy(quiet, false);
+            (0..25).for_each(|_| output.event(&warning));
+            output.summary(&summary());
+            assert_eq!(err.text().lines().count(), lines, "{}", err.text());
+            assert!(quiet || err.text().ends_with("rdcp: and 5 more warnings\n"));
+        }
+    }
+
+    #[test]
+    fn errors_have_their_hint_on_its_own_line() {
+        let (io, _, err) = captured(false);
+        Output::new(io).error(&Error::new(ErrorKind::Usage, "bad").with_hint("good"));
+        assert_eq!(err.text(), "rdcp: bad\nhint: good\n");
+    }
+}

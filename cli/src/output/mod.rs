@@ -1,0 +1,390 @@
+//! What a run tells, in one of two voices: to people, or as JSON lines to programs.
+//!
+//! Events, errors and reports of the library go in; text goes to the two streams. All that came
+//! from a peer or a file system is escaped here or in what is called here, and nowhere else.
+
+mod bar;
+mod human;
+mod json;
+pub(crate) mod listing;
+pub(crate) mod sum_line;
+
+use std::time::Duration;
+
+use rdcp::options::HashKind;
+use rdcp::progress::{Event, Progress, Report};
+use rdcp::wire::Fault;
+use rdcp::wire::message::{Listed, TransportOffer};
+use rdcp::{Error, ErrorKind};
+
+use crate::exit::{End, ExitStatus};
+use crate::io::Io;
+
+use human::Human;
+use json::Json;
+
+/// The voice of a run.
+pub(crate) struct Output {
+    io: Io,
+    voice: Voice,
+}
+
+enum Voice {
+    Human(Human),
+    Json(Json),
+}
+
+/// Where JSON lines go.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum JsonTo {
+    /// As usual.
+    Stdout,
+    /// When standard output carries a file.
+    Stderr,
+}
+
+/// How a copy ended, as both voices tell it.
+#[derive(Clone, Debug)]
+pub(crate) struct Summary {
+    /// `rdma`, `tcp`, `local`.
+    pub(crate) transport: String,
+    /// Why this and none better.
+    pub(crate) reason: String,
+    /// What proved the chunks.
+    pub(crate) hash: HashKind,
+    /// Entries published.
+    pub(crate) published: u64,
+    /// Files among them.
+    pub(crate) files: u64,
+    /// Files that were there.
+    pub(crate) unchanged: u64,
+    /// Entries that failed.
+    pub(crate) failed: u64,
+    /// Warnings.
+    pub(crate) warnings: u64,
+    /// Bytes of published files.
+    pub(crate) bytes: u64,
+    /// Bytes that travelled.
+    pub(crate) bytes_moved: u64,
+    /// How long it took.
+    pub(crate) elapsed: Duration,
+    /// The first failures.
+    pub(crate) failures: Vec<(Vec<u8>, Fault)>,
+}
+
+impl From<&Report> for Summary {
+    fn from(report: &Report) -> Self {
+        Self {
+            transport: report.transport.to_owned(),
+            reason: report.reason.clone(),
+            hash: report.hash,
+            published: report.published,
+            files: report.files,
+            unchanged: report.unchanged,
+            failed: report.failed,
+            warnings: report.warnings,
+            bytes: report.bytes_published,
+            bytes_moved: report.bytes_moved,
+            elapsed: report.elapsed,
+            failures: report.failures.clone(),
+        }
+    }
+}
+
+/// Round trips to a server.
+#[derive(Clone, Debug)]
+pub(crate) struct PingReport {
+    /// `host:port`, as it is written.
+    pub(crate) server: String,
+    /// Name and release of what answered.
+    pub(crate) software: String,
+    /// Feature level that both speak.
+    pub(crate) level: u16,
+    /// Each round trip; at least one.
+    pub(crate) round_trips: Vec<Duration>,
+    /// What it offers.
+    pub(crate) transports: Vec<TransportOffer>,
+}
+
+impl PingReport {
+    fn shortest(&self) -> Duration {
+        self.round_trips.iter().min().copied().unwrap_or_default()
+    }
+
+    fn average(&self) -> Duration {
+        let count = u32::try_from(self.round_trips.len())
+            .unwrap_or(u32::MAX)
+            .max(1);
+        self.round_trips.iter().sum::<Duration>() / count
+    }
+}
+
+/// How an entry of a comparison differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Difference {
+    /// It is on the server only.
+    MissingHere,
+    /// It is on this side only.
+    MissingThere,
+    /// Both are files, with different content.
+    Content,
+    /// One is a file, the other something else.
+    Kind,
+}
+
+impl Output {
+    /// Speaks to people until told otherwise.
+    pub(crate) fn new(io: Io) -> Self {
+        Self {
+            io,
+            voice: Voice::Human(Human::default()),
+        }
+    }
+
+    /// Speaks to programs from now on.
+    pub(crate) fn use_json(&mut self, to: JsonTo) {
+        self.voice = Voice::Json(Json::new(to));
+    }
+
+    /// The streams, for what is the same in both voices: help, scripts, a file's content.
+    pub(crate) fn io(&mut self) -> &mut Io {
+        &mut self.io
+    }
+
+    /// Whether a question may be asked: a person is watching and no program is listening.
+    pub(crate) fn is_interactive(&self) -> bool {
+        matches!(self.voice, Voice::Human(_)) && self.io.stderr.is_terminal()
+    }
+
+    /// A copy begins. `bar`: a person may see how it goes on.
+    pub(crate) fn begin_copy(&mut self, quiet: bool, bar: bool) {
+        if let Voice::Human(human) = &mut self.voice {
+            human.begin_copy(quiet, bar && self.io.stderr.is_terminal());
+        }
+    }
+
+    /// The id that stands in every JSON line from now on.
+    pub(crate) fn set_transfer(&mut self, transfer: &str) {
+        if let Voice::Json(json) = &mut self.voice {
+            json.set_transfer(transfer);
+        }
+    }
+
+    /// Something happened in a copy.
+    pub(crate) fn event(&mut self, event: &Event) {
+        match &mut self.voice {
+            Voice::Human(human) => human.event(&mut self.io, event),
+            Voice::Json(json) => json.event(&mut self.io, event),
+        }
+    }
+
+    /// Totals as they are now; called as often as it suits the caller.
+    pub(crate) fn progress(&mut self, progress: Progress) {
+        match &mut self.voice {
+            Voice::Human(human) => human.progress(progress),
+            Voice::Json(json) => json.progress(&mut self.io, progress),
+        }
+    }
+
+    /// A first signal came and the copy is being ended in order.
+    pub(crate) fn stopping(&mut self) {
+        if let Voice::Human(human) = &mut self.voice {
+            human.stopping(&mut self.io);
+        }
+    }
+
+    /// How a copy ended, if it ran to its end.
+    pub(crate) fn summary(&mut self, summary: &Summary) {
+        match &mut self.voice {
+            Voice::Human(human) => human.summary(&mut self.io, summary),
+            Voice::Json(json) => json.set_summary(summary),
+        }
+    }
+
+    /// Why something that was asked for was not done.
+    pub(crate) fn error(&mut self, error: &Error) {
+        match &mut self.voice {
+            Voice::Human(human) => human.error(&mut self.io, error),
+            Voice::Json(json) => json.error(&mut self.io, error),
+        }
+    }
+
+    /// An entry that could not be looked at.
+    pub(crate) fn entry_failed(&mut self, path: &[u8], fault: &Fault) {
+        match &mut self.voice {
+            Voice::Human(human) => human.entry_failed(&mut self.io, path, fault),
+            Voice::Json(json) => json.entry_failed(&mut self.io, path, fault),
+        }
+    }
+
+    /// A heading between listings of several directories.
+    pub(crate) fn heading(&mut self, text: &str, first: bool) {
+        if let Voice::Human(_) = self.voice {
+            let gap = if first { "" } else { "\n" };
+            self.io
+                .stdout
+                .line(&format!("{gap}{}:", crate::escape::text(text)));
+        }
+    }
+
+    /// An entry of a listing under the name `path`.
+    pub(crate) fn entry(&mut self, path: &[u8], listed: &Listed, long: bool) {
+        match &mut self.voice {
+            Voice::Human(_) => {
+                let line = if long {
+                    listing::long(path, listed)
+                } else {
+                    listing::short(path)
+                };
+                self.io.stdout.write(line.as_bytes());
+                self.io.stdout.write(b"\n");
+            }
+            Voice::Json(json) => json.entry(&mut self.io, path, listed),
+        }
+    }
+
+    /// What one thing is.
+    pub(crate) fn stat(&mut self, place: &str, path: &[u8], listed: &Listed, first: bool) {
+        match &mut self.voice {
+            Voice::Human(_) => {
+                if !first {
+                    self.io.stdout.write(b"\n");
+                }
+                let block = listing::block(place, listed);
+                self.io.stdout.write(block.as_bytes());
+                self.io.stdout.flush();
+            }
+            Voice::Json(json) => json.entry(&mut self.io, path, listed),
+        }
+    }
+
+    /// A file's digest.
+    pub(crate) fn digest(&mut self, path: &[u8], digest: &[u8; 32], hash: HashKind, len: u64) {
+        match &mut self.voice {
+            Voice::Human(_) => {
+                let line = sum_line::line(digest, path, self.io.stdout.is_terminal());
+                self.io.stdout.write(&line);
+                self.io.stdout.flush();
+            }
+            Voice::Json(json) => json.digest(&mut self.io, path, digest, hash, len),
+        }
+    }
+
+    /// An entry of a comparison that is not the same on both sides.
+    pub(crate) fn difference(&mut self, path: &[u8], difference: Difference) {
+        match &mut self.voice {
+            Voice::Human(_) => {
+                let what = match difference {
+                    Difference::MissingHere => "missing here",
+                    Difference::MissingThere => "missing there",
+                    Difference::Content => "differs",
+                    Difference::Kind => "other kind",
+                };
+                self.io
+                    .stdout
+                    .line(&format!("{what:<13}  {}", crate::escape::path(path)));
+            }
+            Voice::Json(json) => json.difference(&mut self.io, path, difference),
+        }
+    }
+
+    /// A sentence for a watching person.
+    pub(crate) fn remark(&mut self, text: &str) {
+        if self.is_interactive() {
+            self.io.stderr.line(text);
+        }
+    }
+
+    /// Round trips to a server.
+    pub(crate) fn ping(&mut self, report: &PingReport) {
+        match &mut self.voice {
+            Voice::Human(_) => self.io.stdout.line(&listing::ping(report)),
+            Voice::Json(json) => json.ping(&mut self.io, report),
+        }
+    }
+
+    /// The run ends. JSON gets its summary, exactly once, however often this is called.
+    pub(crate) fn finish(&mut self, end: End) -> ExitStatus {
+        match &mut self.voice {
+            Voice::Human(human) => human.finish(),
+            Voice::Json(json) => json.finish(&mut self.io, end),
+        }
+        self.io.stdout.flush();
+        self.io.stderr.flush();
+        // Output that was asked for and is missing is a failure, unless its reader went away.
+        let lost = self.io.stdout.failure().map(ToString::to_string);
+        if let (Some(reason), ExitStatus::DONE) = (lost, end.status) {
+            let reason = crate::escape::text(&reason);
+            self.io
+                .stderr
+                .line(&format!("rdcp: standard output: {reason}"));
+            return ExitStatus::of(ErrorKind::Storage);
+        }
+        end.status
+    }
+}
+
+/// The digest's name as options and `*sum` tools spell it.
+pub(crate) fn hash_name(hash: HashKind) -> &'static str {
+    match hash {
+        HashKind::Blake3 => "blake3",
+        HashKind::Sha256 => "sha256",
+        _ => "none",
+    }
+}
+
+/// A digest as `*sum` tools print it.
+pub(crate) fn hex(digest: &[u8; 32]) -> String {
+    use std::fmt::Write as _;
+    digest
+        .iter()
+        .fold(String::with_capacity(64), |mut text, byte| {
+            // Writing to a String can't fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+}
+
+/// An error with all that caused it, each said once.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    crate::escape::text(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_told_once() {
+        let cause = std::io::Error::other("no\nspace");
+        let error = Error::new(ErrorKind::Storage, "a: can't write").with_source(cause);
+        assert_eq!(chain(&error), "a: can't write: no\\nspace");
+        let cause = std::io::Error::other("no space");
+        let error = Error::new(ErrorKind::Storage, "a: no space").with_source(cause);
+        assert_eq!(chain(&error), "a: no space");
+    }
+
+    #[test]
+    fn lost_output_is_a_failure_and_a_lost_reader_is_none() {
+        for (path, expected) in [("/dev/full", 7), ("/dev/null", 0)] {
+            let file = std::fs::File::options().write(true).open(path).unwrap();
+            let io = Io {
+                stdout: crate::io::Stream::new(file, false),
+                stderr: crate::io::Stream::new(std::io::sink(), false),
+            };
+            let mut output = Output::new(io);
+            output.io().stdout.line("x");
+            assert_eq!(output.finish(End::DONE).code(), expected);
+        }
+    }
+}

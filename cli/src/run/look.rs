@@ -1,0 +1,178 @@
+//! Small requests to servers: ls, stat, rm, mkdir, ping.
+
+use rdcp::Error;
+use rdcp::remote::Remote;
+use rdcp::wire::message::Listed;
+use tokio::sync::Notify;
+
+use super::{Sessions, fail, remote_path, server_name};
+use crate::args::ConnectionArgs;
+use crate::exit::{End, Ending};
+use crate::output::{Output, PingReport};
+
+pub(super) async fn list(
+    paths: &[Remote],
+    long: bool,
+    recursive: bool,
+    connection: &ConnectionArgs,
+    output: &mut Output,
+) -> End {
+    let mut sessions = Sessions::new(connection, output);
+    let mut ending = Ending::default();
+    for (number, remote) in paths.iter().enumerate() {
+        let client = match sessions.of(remote).await {
+            Ok(client) => client,
+            Err(error) => return fail(output, &error),
+        };
+        if paths.len() > 1 {
+            output.heading(&remote.to_string(), number == 0);
+        }
+        let closed = Notify::new();
+        let path = remote_path(remote);
+        let listing = client.list(&path, recursive, |listed| {
+            list_one(remote, &listed, long, output, &mut ending);
+            if !output.io().stdout.is_open() {
+                closed.notify_one();
+            }
+        });
+        let result = tokio::select! {
+            result = listing => result,
+            () = closed.notified() => return End::DONE,
+        };
+        if let Err(error) = result {
+            ending.error(output, &error);
+        }
+    }
+    sessions.close().await;
+    ending.end()
+}
+
+fn list_one(
+    remote: &Remote,
+    listed: &Listed,
+    long: bool,
+    output: &mut Output,
+    ending: &mut Ending,
+) {
+    let path = own_name_if_empty(remote, &listed.path);
+    match &listed.fault {
+        Some(fault) => ending.entry_failed(output, path, fault),
+        None => output.entry(path, listed, long),
+    }
+}
+
+/// The thing itself is listed without a path; it is shown under its name.
+fn own_name_if_empty<'a>(remote: &'a Remote, path: &'a [u8]) -> &'a [u8] {
+    match (path, remote.file_name()) {
+        (b"", b"") => remote.export.as_bytes(),
+        (b"", name) => name,
+        (path, _) => path,
+    }
+}
+
+pub(super) async fn stat(
+    paths: &[Remote],
+    connection: &ConnectionArgs,
+    output: &mut Output,
+) -> End {
+    let mut sessions = Sessions::new(connection, output);
+    let mut ending = Ending::default();
+    for (number, remote) in paths.iter().enumerate() {
+        let client = match sessions.of(remote).await {
+            Ok(client) => client,
+            Err(error) => return fail(output, &error),
+        };
+        match client.stat(&remote_path(remote)).await {
+            Ok(listed) => {
+                let name = own_name_if_empty(remote, b"");
+                output.stat(&remote.to_string(), name, &listed, number == 0);
+            }
+            Err(error) => ending.error(output, &error),
+        }
+    }
+    sessions.close().await;
+    ending.end()
+}
+
+pub(super) async fn remove(
+    paths: &[Remote],
+    recursive: bool,
+    connection: &ConnectionArgs,
+    output: &mut Output,
+) -> End {
+    each(paths, connection, output, async |client, path| {
+        client.remove(path, recursive).await
+    })
+    .await
+}
+
+pub(super) async fn make_directories(
+    paths: &[Remote],
+    parents: bool,
+    connection: &ConnectionArgs,
+    output: &mut Output,
+) -> End {
+    each(paths, connection, output, async |client, path| {
+        client.make_directory(path, parents).await
+    })
+    .await
+}
+
+/// Does the same to each place, going on after those that fail.
+async fn each(
+    paths: &[Remote],
+    connection: &ConnectionArgs,
+    output: &mut Output,
+    act: impl AsyncFn(&rdcp::client::Client, &rdcp::wire::message::RemotePath) -> Result<(), Error>,
+) -> End {
+    let mut sessions = Sessions::new(connection, output);
+    let mut ending = Ending::default();
+    for remote in paths {
+        let client = match sessions.of(remote).await {
+            Ok(client) => client,
+            Err(error) => return fail(output, &error),
+        };
+        if let Err(error) = act(&client, &remote_path(remote)).await {
+            ending.error(output, &error);
+        }
+    }
+    sessions.close().await;
+    ending.end()
+}
+
+pub(super) async fn ping(
+    host: &str,
+    port: u16,
+    count: u16,
+    connection: &ConnectionArgs,
+    output: &mut Output,
+) -> End {
+    let mut sessions = Sessions::new(connection, output);
+    match measure(&mut sessions, host, port, count).await {
+        Ok(report) => output.ping(&report),
+        Err(error) => return fail(output, &error),
+    }
+    sessions.close().await;
+    End::DONE
+}
+
+async fn measure(
+    sessions: &mut Sessions,
+    host: &str,
+    port: u16,
+    count: u16,
+) -> Result<PingReport, Error> {
+    let client = sessions.with(host, port).await?;
+    let first = client.ping().await?;
+    let mut round_trips = vec![first.round_trip];
+    for _ in 1..count {
+        round_trips.push(client.ping().await?.round_trip);
+    }
+    Ok(PingReport {
+        server: server_name(host, port),
+        software: first.server,
+        level: first.level,
+        round_trips,
+        transports: first.transports,
+    })
+}

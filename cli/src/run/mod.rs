@@ -1,0 +1,224 @@
+//! Jobs are done here: the only module that talks to the library's client.
+
+mod check;
+mod copy;
+mod look;
+
+use std::time::Duration;
+
+use rdcp::client::Client;
+use rdcp::options::ClientOptions;
+use rdcp::remote::Remote;
+use rdcp::wire::message::RemotePath;
+use rdcp::{Error, ErrorKind};
+
+use crate::args::ConnectionArgs;
+use crate::confirm;
+use crate::exit::End;
+use crate::job::Job;
+use crate::manual;
+use crate::output::Output;
+use crate::signals::Signals;
+
+/// Longest wait for the server to take note that a session ends.
+const FAREWELL_MAX: Duration = Duration::from_secs(1);
+
+/// Does a job to its end. `verbose`: log lines share standard error, so nothing else moves there.
+pub(crate) fn run(job: Job, verbose: bool, output: &mut Output) -> End {
+    match job {
+        Job::Completions(shell) => {
+            output.io().stdout.write(&manual::completions(shell));
+            End::DONE
+        }
+        Job::Manual { page, dir } => show_manual(page.as_deref(), dir.as_deref(), output),
+        job => {
+            let runtime = match tokio::runtime::Builder::new_multi_thread()
+                .enable_all()
+                .build()
+            {
+                Ok(runtime) => runtime,
+                Err(error) => return fail(output, &no_runtime(error)),
+            };
+            let end = runtime.block_on(run_online(job, verbose, output));
+            // A thread that waits for a terminal or a pipe must not hold up the end.
+            runtime.shutdown_background();
+            end
+        }
+    }
+}
+
+async fn run_online(job: Job, verbose: bool, output: &mut Output) -> End {
+    let mut signals = match Signals::listen() {
+        Ok(signals) => signals,
+        Err(error) => return fail(output, &no_runtime(error)),
+    };
+    match job {
+        Job::Transfer(job) => copy::transfer(*job, verbose, output, &mut signals).await,
+        Job::Print {
+            source,
+            connection,
+            output: told,
+        } => copy::print(&source, &connection, &told, verbose, output, &mut signals).await,
+        job => tokio::select! {
+            end = look(job, output) => end,
+            status = signals.first() => End::signal(status),
+        },
+    }
+}
+
+async fn look(job: Job, output: &mut Output) -> End {
+    match job {
+        Job::List {
+            paths,
+            long,
+            recursive,
+            connection,
+        } => look::list(&paths, long, recursive, &connection, output).await,
+        Job::Stat { paths, connection } => look::stat(&paths, &connection, output).await,
+        Job::Sum {
+            paths,
+            hash,
+            recursive,
+            connection,
+        } => check::sum(&paths, hash, recursive, &connection, output).await,
+        Job::Verify(job) => check::verify(*job, output).await,
+        Job::Remove {
+            paths,
+            recursive,
+            connection,
+        } => look::remove(&paths, recursive, &connection, output).await,
+        Job::MakeDirectory {
+            paths,
+            parents,
+            connection,
+        } => look::make_directories(&paths, parents, &connection, output).await,
+        Job::Ping {
+            host,
+            port,
+            count,
+            connection,
+        } => look::ping(&host, port, count, &connection, output).await,
+        // The others were taken out before.
+        Job::Transfer(_) | Job::Print { .. } | Job::Completions(_) | Job::Manual { .. } => {
+            End::DONE
+        }
+    }
+}
+
+fn show_manual(page: Option<&str>, dir: Option<&std::path::Path>, output: &mut Output) -> End {
+    if let Some(dir) = dir {
+        return match manual::write_pages(dir) {
+            Ok(count) => {
+                output.remark(&format!("wrote {count} pages"));
+                End::DONE
+            }
+            Err(error) => {
+                let message = format!("{}: can't write manual pages", dir.display());
+                fail(
+                    output,
+                    &Error::new(ErrorKind::Storage, message).with_source(error),
+                )
+            }
+        };
+    }
+    match manual::page(page) {
+        Some(text) => {
+            output.io().stdout.write(&text);
+            End::DONE
+        }
+        None => {
+            let message = format!("man: no such command: {}", page.unwrap_or_default());
+            let error = Error::new(ErrorKind::Usage, message);
+            fail(output, &error.with_hint("rdcp --help lists the commands"))
+        }
+    }
+}
+
+/// Tells an error that ends the run.
+fn fail(output: &mut Output, error: &Error) -> End {
+    output.error(error);
+    End::of(error.kind())
+}
+
+fn no_runtime(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Internal, "can't start").with_source(error)
+}
+
+fn remote_path(remote: &Remote) -> RemotePath {
+    RemotePath {
+        export: remote.export.clone(),
+        path: remote.path.clone(),
+    }
+}
+
+/// `interactive`: somebody can be asked about a host that is not known.
+fn client_options(
+    connection: &ConnectionArgs,
+    streams: Option<usize>,
+    interactive: bool,
+    server: String,
+) -> ClientOptions {
+    let mut options = ClientOptions::default();
+    options.known_hosts.clone_from(&connection.known_hosts);
+    options.unknown_host = confirm::unknown_host(connection, interactive, server);
+    options.streams = streams.or(options.streams);
+    options
+}
+
+/// A server as messages name it.
+fn server_name(host: &str, port: u16) -> String {
+    if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+/// Sessions for a list of places: one at a time, kept while the server stays the same.
+struct Sessions {
+    connection: ConnectionArgs,
+    interactive: bool,
+    open: Option<(String, u16, Client)>,
+}
+
+impl Sessions {
+    fn new(connection: &ConnectionArgs, output: &Output) -> Self {
+        let interactive = output.is_interactive();
+        Self {
+            connection: connection.clone(),
+            interactive,
+            open: None,
+        }
+    }
+
+    async fn with(&mut self, host: &str, port: u16) -> Result<Client, Error> {
+        if let Some((open_host, open_port, client)) = &self.open
+            && open_host.as_str() == host
+            && *open_port == port
+        {
+            return Ok(client.clone());
+        }
+        self.close().await;
+        let server = server_name(host, port);
+        let options = client_options(&self.connection, None, self.interactive, server);
+        let client = Client::connect(host, port, options).await?;
+        self.open = Some((host.to_owned(), port, client.clone()));
+        Ok(client)
+    }
+
+    async fn of(&mut self, remote: &Remote) -> Result<Client, Error> {
+        self.with(&remote.host, remote.port).await
+    }
+
+    async fn close(&mut self) {
+        if let Some((_, _, client)) = self.open.take() {
+            farewell(client).await;
+        }
+    }
+}
+
+/// Ends a session in order, but does not wait for a server that doesn't answer.
+async fn farewell(client: Client) {
+    // All is done and told; a server that is gone changes nothing about it.
+    let _ = tokio::time::timeout(FAREWELL_MAX, client.close()).await;
+}

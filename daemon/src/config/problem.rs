@@ -1,0 +1,94 @@
+//! What is wrong with a configuration: where it stands, what it is, what to write instead.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Where a value was said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Nobody said it.
+    Default,
+    /// An environment variable did.
+    Environment(&'static str),
+    /// The command line did, with this option.
+    CommandLine(&'static str),
+    /// A configuration file did.
+    File { path: PathBuf, line: usize },
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Environment(name) => write!(f, "${name}"),
+            Self::CommandLine(option) => f.write_str(option),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+        }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug)]
+pub(crate) struct Problem {
+    source: Source,
+    what: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.source, self.what)
+    }
+}
+
+/// Everything that is wrong, so that it can be mended in one go.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Problems(Vec<Problem>);
+
+impl Problems {
+    /// Notes a problem; `what` ends with what to write.
+    pub(crate) fn add(&mut self, source: &Source, what: impl Into<String>) {
+        self.0.push(Problem {
+            source: source.clone(),
+            what: what.into(),
+        });
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Problem> {
+        self.0.iter()
+    }
+
+    /// The value if nothing is wrong.
+    pub(crate) fn into_result<T>(self, value: T) -> Result<T, Self> {
+        if self.is_empty() {
+            Ok(value)
+        } else {
+            Err(self)
+        }
+    }
+}
+
+/// Turns byte positions in a configuration text into places.
+pub(crate) struct Places<'t> {
+    path: &'t Path,
+    text: &'t str,
+}
+
+impl<'t> Places<'t> {
+    pub(crate) fn new(path: &'t Path, text: &'t str) -> Self {
+        Self { path, text }
+    }
+
+    /// The line, counted from 1, that holds the byte at `offset`.
+    pub(crate) fn at(&self, offset: usize) -> Source {
+        let before = &self.text.as_bytes()[..offset.min(self.text.len())];
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        Source::File {
+            path: self.path.to_owned(),
+            line,
+        }
+    }
+}

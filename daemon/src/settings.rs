@@ -1,0 +1,437 @@
+//! The settings in force: command line over configuration file over default, every value checked
+//! and every value with its source. A [`Settings`] can be served as it is.
+
+use std::fmt::{self, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{Args, rdcp_default_port};
+use crate::config::Config;
+use crate::config::problem::{Problems, Source};
+use crate::export::CheckedExport;
+use crate::state_dir;
+
+/// A value and who said it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Said<T> {
+    pub(crate) value: T,
+    pub(crate) source: Source,
+}
+
+impl<T> Said<T> {
+    fn default(value: T) -> Self {
+        Self {
+            value,
+            source: Source::Default,
+        }
+    }
+
+    fn by_option(value: T, option: &'static str) -> Self {
+        Self {
+            value,
+            source: Source::CommandLine(option),
+        }
+    }
+}
+
+/// How clients prove who they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AuthMode {
+    /// They do not: whoever reaches the port may use the exports.
+    None,
+}
+
+/// Form of the log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        })
+    }
+}
+
+/// Everything that the daemon is told.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) listen: Said<Vec<SocketAddr>>,
+    pub(crate) state_dir: Said<PathBuf>,
+    /// `None`: nobody said `none`, and every address in `listen` is loopback.
+    pub(crate) auth: Option<Said<AuthMode>>,
+    pub(crate) drain: Said<Duration>,
+    pub(crate) sessions_max: Said<u32>,
+    pub(crate) log_format: Said<LogFormat>,
+    pub(crate) log_filter: Said<String>,
+    pub(crate) exports: Vec<Said<CheckedExport>>,
+}
+
+/// Sessions at once. Each holds some memory, and 256 is more clients than one node feeds well.
+const SESSIONS_MAX_DEFAULT: u32 = 256;
+/// How long running transfers may go on after SIGTERM: well below the 90 s after which systemd
+/// kills a service that does not end.
+const DRAIN_DEFAULT: Duration = Duration::from_secs(30);
+const LOG_FILTER_DEFAULT: &str = "info";
+
+impl Settings {
+    /// Reads the configuration file that the command line names, if any, and joins the two.
+    pub(crate) fn load(args: Args) -> Result<Self, Problems> {
+        let config = match &args.config {
+            Some(path) => Config::read(path)?,
+            None => Config::default(),
+        };
+        Self::join(args, config)
+    }
+
+    fn join(args: Args, config: Config) -> Result<Self, Problems> {
+        let mut problems = Problems::default();
+        let from_file = args.config.is_some();
+        let auth = args
+            .auth
+            .map(|mode| Said::by_option(mode, "--auth"))
+            .or(config.auth);
+        let settings = Self {
+            listen: join_listen(args.listen, config.listen, auth.is_some(), &mut problems),
+            state_dir: join_state_dir(args.state_dir, config.state_dir, from_file, &mut problems),
+            auth,
+            drain: config
+                .drain_seconds
+                .map_or(Said::default(DRAIN_DEFAULT), |seconds| Said {
+                    value: Duration::from_secs(seconds.value.into()),
+                    source: seconds.source,
+                }),
+            sessions_max: config
+                .sessions_max
+                .unwrap_or(Said::default(SESSIONS_MAX_DEFAULT)),
+            log_format: args
+                .log_format
+                .map(|format| Said::by_option(format, "--log-format"))
+                .or(config.log_format)
+                .unwrap_or(Said::default(LogFormat::Text)),
+            log_filter: join_filter(
+                args.log_filter,
+                args.verbose,
+                config.log_filter,
+                &mut problems,
+            ),
+            exports: join_exports(args.exports, config.exports, from_file, &mut problems),
+        };
+        problems.into_result(settings)
+    }
+
+    /// The settings as a configuration file, each line with its source.
+    pub(crate) fn to_toml(&self) -> String {
+        let mut out = String::new();
+        let mut line = |key: &str, value: String, source: &Source| {
+            // Writing to a String can't fail.
+            let _ = writeln!(out, "{:<44} # {source}", format!("{key} = {value}"));
+        };
+        let listen: Vec<_> = self
+            .listen
+            .value
+            .iter()
+            .map(|addr| format!("\"{addr}\""))
+            .collect();
+        line(
+            "listen",
+            format!("[{}]", listen.join(", ")),
+            &self.listen.source,
+        );
+        line(
+            "state_dir",
+            quoted_path(&self.state_dir.value),
+            &self.state_dir.source,
+        );
+        if let Some(auth) = &self.auth {
+            line("auth", "\"none\"".into(), &auth.source);
+        }
+        line(
+            "drain_seconds",
+            self.drain.value.as_secs().to_string(),
+            &self.drain.source,
+        );
+        line(
+            "limits.sessions_max",
+            self.sessions_max.value.to_string(),
+            &self.sessions_max.source,
+        );
+        let format = format!("\"{}\"", self.log_format.value);
+        line("log.format", format, &self.log_format.source);
+        line(
+            "log.level",
+            quoted(&self.log_filter.value),
+            &self.log_filter.source,
+        );
+        for export in &self.exports {
+            let CheckedExport {
+                name,
+                path,
+                writable,
+            } = &export.value;
+            line(
+                &format!("exports.\"{name}\".path"),
+                quoted_path(path),
+                &export.source,
+            );
+            line(
+                &format!("exports.\"{name}\".writable"),
+                writable.to_string(),
+                &export.source,
+            );
+        }
+        out
+    }
+}
+
+fn quoted(text: &str) -> String {
+    toml::Value::from(text).to_string()
+}
+
+/// A path that is not UTF-8 can only have come from the command line, and is shown as near as a
+/// TOML string comes to it.
+fn quoted_path(path: &Path) -> String {
+    quoted(&path.to_string_lossy())
+}
+
+fn join_listen(
+    typed: Vec<SocketAddr>,
+    config: Option<Said<Vec<SocketAddr>>>,
+    auth_is_said: bool,
+    problems: &mut Problems,
+) -> Said<Vec<SocketAddr>> {
+    let listen = if typed.is_empty() {
+        config.unwrap_or_else(|| {
+            Said::default(vec![SocketAddr::from((
+                Ipv4Addr::LOCALHOST,
+                rdcp_default_port(),
+            ))])
+        })
+    } else {
+        Said::by_option(typed, "--listen")
+    };
+    if listen.value.is_empty() {
+        let what = "no address to listen on: write listen = [\"127.0.0.1:20471\"], or leave it out";
+        problems.add(&listen.source, what);
+    }
+    if let Some(open) = listen.value.iter().find(|addr| !addr.ip().is_loopback())
+        && !auth_is_said
+    {
+        let what = format!(
+            "{open} can be reached from other hosts, and this release can't yet tell who connects: \
+             listen on loopback only, or say that everybody who reaches the port may use the \
+             exports: write auth = \"none\" in the configuration, or --auth none"
+        );
+        problems.add(&listen.source, what);
+    }
+    listen
+}
+
+fn join_state_dir(
+    typed: Option<PathBuf>,
+    config: Option<Said<PathBuf>>,
+    from_file: bool,
+    problems: &mut Problems,
+) -> Said<PathBuf> {
+    let chosen = match typed {
+        Some(path) => std::path::absolute(&path)
+            .map(|path| Said::by_option(path, "--state-dir"))
+            .map_err(|error| format!("can't make `{}` absolute: {error}", path.display())),
+        None => match config {
+            Some(said) => Ok(said),
+            None => state_dir::default(from_file).map(|(value, source)| Said { value, source }),
+        },
+    };
+    chosen.unwrap_or_else(|what| {
+        problems.add(&Source::Default, what);
+        Said::default(PathBuf::new())
+    })
+}
+
+fn join_filter(
+    typed: Option<String>,
+    verbose: u8,
+    config: Option<Said<String>>,
+    problems: &mut Problems,
+) -> Said<String> {
+    let filter = match (typed, verbose) {
+        (Some(filter), _) => Said::by_option(filter, "--log"),
+        (None, 1) => Said::by_option("debug".to_owned(), "-v"),
+        (None, 2..) => Said::by_option("trace".to_owned(), "-vv"),
+        (None, 0) => config.unwrap_or_else(|| Said::default(LOG_FILTER_DEFAULT.to_owned())),
+    };
+    if let Err(error) = EnvFilter::try_new(&filter.value) {
+        let what = format!(
+            "\"{}\" is no log filter ({error}): write error, warn, info, debug or trace, or \
+             directives such as info,rdcp=debug",
+            filter.value.escape_debug()
+        );
+        problems.add(&filter.source, what);
+    }
+    filter
+}
+
+fn join_exports(
+    typed: Vec<crate::args::ExportArg>,
+    config: Vec<Said<crate::config::ConfigExport>>,
+    from_file: bool,
+    problems: &mut Problems,
+) -> Vec<Said<CheckedExport>> {
+    let mut exports: Vec<Said<CheckedExport>> = Vec::new();
+    let mut seen = Vec::new();
+    for export in typed {
+        let source = Source::CommandLine("--export");
+        if seen.contains(&export.name) {
+            let name = export.name.escape_debug();
+            problems.add(
+                &source,
+                format!("`{name}` is exported twice: write two names"),
+            );
+            continue;
+        }
+        seen.push(export.name.clone());
+        let path = std::path::absolute(&export.path).unwrap_or(export.path);
+        add_export(
+            export.name,
+            path,
+            export.writable,
+            source,
+            &mut exports,
+            problems,
+        );
+    }
+    for Said { value, source } in config {
+        // The command line replaces what the file says about the same name.
+        if !seen.contains(&value.name) {
+            add_export(
+                value.name,
+                value.path,
+                value.writable,
+                source,
+                &mut exports,
+                problems,
+            );
+        }
+    }
+    if exports.is_empty() && problems.is_empty() {
+        let what = if from_file {
+            "nothing to serve: write at least one [exports.NAME] with path = \"/...\" in it"
+        } else {
+            "nothing to serve: write --export NAME=PATH, or --config FILE"
+        };
+        problems.add(&Source::CommandLine("rdcpd"), what);
+    }
+    exports
+}
+
+fn add_export(
+    name: String,
+    path: PathBuf,
+    writable: bool,
+    source: Source,
+    exports: &mut Vec<Said<CheckedExport>>,
+    problems: &mut Problems,
+) {
+    match CheckedExport::new(name, path, writable) {
+        Ok(value) => exports.push(Said { value, source }),
+        Err(what) => problems.add(&source, what),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    /// Joins a command line with a configuration text.
+    fn join(arguments: &[&str], config: &str) -> Result<Settings, Vec<String>> {
+        let args = Args::try_parse_from([&["rdcpd", "--state-dir", "/s"], arguments].concat())
+            .expect("it can be parsed");
+        let strings =
+            |problems: Problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let config = Config::parse(Path::new("t.toml"), config).map_err(strings)?;
+        Settings::join(args, config).map_err(strings)
+    }
+
+    const EXPORT: &str = "[exports.d]\npath = \"/\"\n";
+
+    #[test]
+    fn the_command_line_goes_before_the_file_and_the_file_before_defaults() {
+        let config = format!("listen = [\"127.0.0.1:5\"]\ndrain_seconds = 1\n{EXPORT}");
+        let settings = join(&["--listen", "[::1]:6", "-v"], &config).unwrap();
+        assert_eq!(settings.listen.value, ["[::1]:6".parse().unwrap()]);
+        assert_eq!(settings.log_filter.value, "debug");
+        assert_eq!(settings.drain.value, Duration::from_secs(1));
+        assert_eq!(settings.sessions_max, Said::default(SESSIONS_MAX_DEFAULT));
+    }
+
+    #[test]
+    fn exports_of_both_are_joined_by_name() {
+        let settings = join(&["--export", "d=/tmp:rw", "--export", "e=/tmp"], EXPORT).unwrap();
+        let names: Vec<_> = settings
+            .exports
+            .iter()
+            .map(|e| e.value.name.as_str())
+            .collect();
+        assert_eq!(names, ["d", "e"]);
+        assert!(settings.exports[0].value.writable);
+        assert!(
+            join(&["--export", "d=/tmp", "--export", "d=/"], "").unwrap_err()[0]
+                .contains("exported twice")
+        );
+    }
+
+    #[test]
+    fn other_addresses_than_loopback_need_the_words() {
+        let open = format!("\nlisten = [\"127.0.0.1:1\", \"0.0.0.0:1\"]\n{EXPORT}");
+        let error = &join(&[], &open).unwrap_err()[0];
+        assert!(
+            error.starts_with("t.toml:2: 0.0.0.0:1 can be reached"),
+            "{error}"
+        );
+        assert!(error.contains("auth = \"none\""), "{error}");
+        assert!(join(&["--auth", "none"], &open).is_ok());
+        assert!(join(&[], &format!("auth = \"none\"{open}")).is_ok());
+        assert!(join(&["--listen", "[::]:1"], EXPORT).is_err());
+        assert!(join(&["--listen", "127.9.9.9:1"], EXPORT).is_ok());
+    }
+
+    #[test]
+    fn nothing_to_serve_is_an_error() {
+        assert!(join(&[], "").unwrap_err()[0].contains("--export NAME=PATH"));
+        assert!(join(&[], "listen = []").unwrap_err()[0].contains("no address to listen on"));
+    }
+
+    #[test]
+    fn a_wrong_filter_is_told_at_its_place() {
+        let error = join(&[], &format!("[log]\nlevel = \"x=y=z\"\n{EXPORT}")).unwrap_err();
+        assert!(
+            error[0].starts_with("t.toml:2: \"x=y=z\" is no log filter"),
+            "{error:?}"
+        );
+    }
+
+    #[test]
+    fn what_is_shown_can_be_read_again() {
+        let first = join(&["--export", "a.b=/tmp:rw", "--auth", "none"], EXPORT).unwrap();
+        let shown = first.to_toml();
+        let again = join(&[], &shown).unwrap();
+        assert_eq!(again.exports.len(), 2);
+        assert_eq!(again.listen.value, first.listen.value);
+        assert!(
+            shown.contains("# --export") && shown.contains("# default"),
+            "{shown}"
+        );
+    }
+}

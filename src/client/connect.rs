@@ -1,0 +1,297 @@
+//! A client's session: the control connection's reader, liveness, and data connections that are
+//! made when a transfer needs them and made anew when they are lost.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::task::JoinHandle;
+
+use crate::error::{Error, ErrorKind};
+use crate::ids::TransferId;
+use crate::limits::STREAMS_MAX;
+use crate::options::{ClientOptions, UnknownHost};
+use crate::session::SOFTWARE;
+use crate::session::control::{self, ConnectOptions, ControlError, ControlWriter, TlsReader};
+use crate::session::data::{self, SessionKey};
+use crate::session::known_hosts::{HostDecision, HostPolicy, HostPort, KnownHosts};
+use crate::session::machinery::{Machinery, machinery};
+use crate::session::peer::{Peer, Seat};
+use crate::session::pulse::Pulse;
+use crate::wire::message::Welcome;
+use crate::wire::{Fault, FaultCode, Message};
+use crate::workers::Workers;
+
+/// Data connections unless told otherwise: one per core up to this many. More streams than cores
+/// cost CPU and gain nothing on one host.
+const STREAMS_DEFAULT_MAX: usize = 2;
+
+/// First and longest pause before a lost data connection is made anew.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
+const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// A session with a server, shared by a client's clones and transfers.
+pub(super) struct Session {
+    machinery: Machinery,
+    peer: Arc<Peer>,
+    welcome: Welcome,
+    writer: ControlWriter,
+    pulse: Arc<Pulse>,
+    data: Arc<Data>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What it takes to make data connections.
+struct Data {
+    server: SocketAddr,
+    level: u16,
+    key: SessionKey,
+    deadline: Duration,
+    streams: usize,
+    /// Held while connections are made, so that two transfers don't make twice as many.
+    making: AsyncMutex<bool>,
+}
+
+impl Session {
+    pub(super) async fn establish(
+        host: &str,
+        port: u16,
+        options: ClientOptions,
+    ) -> Result<Arc<Self>, Error> {
+        let machinery = machinery()?;
+        let host = HostPort::new(host, port);
+        let connect = ConnectOptions {
+            software: SOFTWARE.to_owned(),
+            known_hosts: KnownHosts::new(known_hosts_file(options.known_hosts)?),
+            policy: policy(options.unknown_host),
+            deadline: options.connect_timeout,
+        };
+        let control = control::connect(&host, &connect).await.map_err(refused)?;
+        let cores = machinery.lanes.count();
+        let streams = options.streams.unwrap_or_else(|| cores.min(STREAMS_DEFAULT_MAX));
+        let streams = streams.clamp(1, STREAMS_MAX).min(control.welcome.data_connections_max.into());
+        let peer = Peer::new(control.welcome.session, control.writer.clone(), machinery.lanes.clone());
+        let pulse = Arc::new(Pulse::new());
+        let data = Arc::new(Data {
+            server: control.peer,
+            level: control.welcome.level,
+            key: control.key,
+            deadline: options.connect_timeout,
+            streams: streams.max(1),
+            making: AsyncMutex::new(false),
+        });
+        tracing::debug!(
+            session = %control.welcome.session,
+            server = %control.welcome.software.escape_debug(),
+            level = control.welcome.level,
+            host_key = %control.fingerprint,
+            "connected"
+        );
+        let reading = tokio::spawn(read(
+            control.reader,
+            Arc::clone(&peer),
+            control.writer.clone(),
+            Arc::clone(&pulse),
+        ));
+        let beating = {
+            let (peer, pulse) = (Arc::clone(&peer), Arc::clone(&pulse));
+            tokio::spawn(async move {
+                let fault = pulse.beat(&peer).await;
+                peer.close(&fault);
+            })
+        };
+        Ok(Arc::new(Self {
+            machinery,
+            peer,
+            welcome: control.welcome,
+            writer: control.writer,
+            pulse,
+            data,
+            tasks: Mutex::new(vec![reading, beating]),
+        }))
+    }
+
+    pub(super) fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    pub(super) fn workers(&self) -> Workers {
+        self.machinery.workers.clone()
+    }
+
+    /// A seat for a transfer or operation.
+    pub(super) fn seat(&self, transfer: TransferId) -> Result<Seat, Error> {
+        self.peer.seat(transfer).ok_or_else(|| match self.peer.over() {
+            Some(fault) => fault.into(),
+            None => Error::new(ErrorKind::Internal, "a transfer id was made twice"),
+        })
+    }
+
+    /// Makes the session's data connections, if they are not there yet.
+    pub(super) async fn connect_data(&self) -> Result<(), Error> {
+        let mut made = self.data.making.lock().await;
+        if !*made {
+            let mut first_error = None;
+            for _ in 0..self.data.streams {
+                match self.data.connect(&self.peer).await {
+                    Ok(()) => {}
+                    Err(error) => first_error = Some(error),
+                }
+            }
+            if self.peer.connections() == 0
+                && let Some(error) = first_error
+            {
+                let message = "the server takes no data connection";
+                return Err(Error::new(ErrorKind::Unreachable, message).with_source(error));
+            }
+            *made = true;
+            let (peer, data) = (Arc::clone(&self.peer), Arc::clone(&self.data));
+            let keeping = tokio::spawn(async move { data.keep(&peer).await });
+            self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(keeping);
+        }
+        Ok(())
+    }
+
+    /// Asks the server for a sign of life.
+    pub(super) async fn ping(&self, deadline: Duration) -> Result<(), Error> {
+        let answered = self.pulse.ask(&self.peer);
+        match tokio::time::timeout(deadline, answered).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(fault)) => Err(fault.into()),
+            Err(_) => Err(Error::new(ErrorKind::TimedOut, "the server does not answer")),
+        }
+    }
+
+    pub(super) async fn close(&self) {
+        self.peer.close(&Fault::new(FaultCode::Cancelled, "the client closed the session"));
+        self.writer.close().await;
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        for task in self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            task.abort();
+        }
+        self.peer.close(&Fault::new(FaultCode::Cancelled, "the client went away"));
+    }
+}
+
+impl Data {
+    async fn connect(&self, peer: &Arc<Peer>) -> Result<(), data::DataError> {
+        let connection =
+            data::open_data(self.server, peer.id, self.level, &self.key, self.deadline).await?;
+        peer.attach(connection.stream, connection.keys);
+        Ok(())
+    }
+
+    /// Makes lost connections anew, for as long as the session lasts.
+    async fn keep(&self, peer: &Arc<Peer>) {
+        let mut pause = RECONNECT_PAUSE;
+        while peer.over().is_none() {
+            if peer.connections() >= self.streams {
+                pause = RECONNECT_PAUSE;
+                peer.connection_lost().await;
+                continue;
+            }
+            tokio::time::sleep(pause).await;
+            match self.connect(peer).await {
+                Ok(()) => pause = RECONNECT_PAUSE,
+                Err(error) => {
+                    tracing::debug!(session = %peer.id, %error, "no new data connection");
+                    pause = (pause * 2).min(RECONNECT_PAUSE_MAX);
+                }
+            }
+        }
+    }
+}
+
+/// Reads what the server says until the connection ends.
+async fn read(
+    mut reader: TlsReader,
+    peer: Arc<Peer>,
+    writer: ControlWriter,
+    pulse: Arc<Pulse>,
+) {
+    let fault = loop {
+        let envelope = match reader.next().await {
+            Ok(Some(envelope)) => envelope,
+            Ok(None) => break Fault::new(FaultCode::Lost, "the server closed the session"),
+            Err(error) => break error.to_fault(),
+        };
+        pulse.heard();
+        if envelope.transfer == TransferId::NONE {
+            match envelope.message {
+                Message::Ping { nonce } => peer.say(TransferId::NONE, Message::Pong { nonce }),
+                Message::Pong { nonce } => pulse.answered(nonce),
+                Message::Goodbye(fault) => break fault,
+                _ => break Fault::new(FaultCode::Protocol, "the server spoke out of turn"),
+            }
+            continue;
+        }
+        // What is said to a transfer that has just ended needs no answer.
+        let _ = peer.deliver(envelope);
+    };
+    peer.close(&fault);
+    writer.abort();
+}
+
+fn known_hosts_file(chosen: Option<PathBuf>) -> Result<PathBuf, Error> {
+    if let Some(path) = chosen {
+        return Ok(path);
+    }
+    let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let config = from("XDG_CONFIG_HOME").map(PathBuf::from);
+    let config = config.or_else(|| from("HOME").map(|home| PathBuf::from(home).join(".config")));
+    let config = config.ok_or_else(|| {
+        let message = "there is no place for the known hosts: HOME is not set";
+        Error::new(ErrorKind::Usage, message).with_hint("set HOME, or name a file of known hosts")
+    })?;
+    Ok(config.join("rdcp").join("known_hosts"))
+}
+
+fn policy(unknown: UnknownHost) -> HostPolicy {
+    match unknown {
+        UnknownHost::Refuse => Arc::new(|_| HostDecision::Refuse),
+        UnknownHost::AcceptNew => Arc::new(|_| HostDecision::Remember),
+        UnknownHost::Ask(ask) => Arc::new(move |trust| {
+            if ask(trust) { HostDecision::Remember } else { HostDecision::Refuse }
+        }),
+    }
+}
+
+/// The public error for a control connection that was not made.
+fn refused(error: ControlError) -> Error {
+    let hint = match &error {
+        ControlError::Connect { .. } => Some("is rdcpd running there, and is the port right?"),
+        ControlError::HostUnknown { .. } => {
+            Some("compare the fingerprint with the one in the daemon's log; --accept-new pins it")
+        }
+        ControlError::HostChanged { .. } => {
+            Some("do not go on before you know why: another machine may be answering")
+        }
+        ControlError::NotRdcp | ControlError::Tls(_) => {
+            Some("something else may be listening on that port")
+        }
+        _ => None,
+    };
+    let kind = match &error {
+        ControlError::Refused(fault) => ErrorKind::of_fault(fault.code),
+        other => ErrorKind::of_fault(other.to_fault().code),
+    };
+    let kind = if kind == ErrorKind::TimedOut { ErrorKind::Unreachable } else { kind };
+    let message = error.to_string();
+    let mut public = Error::new(kind, message);
+    if let Some(hint) = hint {
+        public = public.with_hint(hint);
+    }
+    match error {
+        ControlError::Connect { source, .. } => public.with_source(source),
+        ControlError::Tls(source) | ControlError::Lost(source) => public.with_source(source),
+        ControlError::KnownHosts(source) => public.with_source(source),
+        _ => public,
+    }
+}
+

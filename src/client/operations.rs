@@ -1,0 +1,131 @@
+//! Operations outside transfers: each one request, a stream of lines perhaps, and an end.
+
+use std::time::{Duration, Instant};
+
+use super::Client;
+use super::connect::Session;
+use crate::error::{Error, ErrorKind};
+use crate::ids::TransferId;
+use crate::options::HashKind;
+use crate::session::peer::{Inbound, Seat};
+use crate::wire::message::{Listed, Operation, RemotePath, TransportOffer};
+use crate::wire::{Fault, FaultCode, Message};
+
+/// Messages of listed lines that the server may have on their way at once.
+const LISTINGS_CREDIT: u32 = 4;
+
+/// What a ping found.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Ping {
+    /// From the question to its answer.
+    pub round_trip: Duration,
+    /// The server's name and release.
+    pub server: String,
+    /// The feature level that both ends speak.
+    pub level: u16,
+    /// What the server says of each transport.
+    pub transports: Vec<TransportOffer>,
+}
+
+pub(super) async fn list(
+    session: &Session,
+    path: &RemotePath,
+    recursive: bool,
+    on: impl FnMut(Listed),
+) -> Result<(), Error> {
+    run(session, Operation::List { path: path.clone(), recursive }, on).await
+}
+
+pub(super) async fn stat(session: &Session, path: &RemotePath) -> Result<Listed, Error> {
+    let mut found = None;
+    run(session, Operation::Stat { path: path.clone() }, |listed| found = Some(listed)).await?;
+    found.ok_or_else(|| Error::new(ErrorKind::Unreachable, "the server answered without a result"))
+}
+
+pub(super) async fn sum(
+    session: &Session,
+    path: &RemotePath,
+    recursive: bool,
+    hash: HashKind,
+    on: impl FnMut(Listed),
+) -> Result<(), Error> {
+    run(session, Operation::Sum { path: path.clone(), recursive, hash }, on).await
+}
+
+pub(super) async fn remove(
+    session: &Session,
+    path: &RemotePath,
+    recursive: bool,
+) -> Result<(), Error> {
+    run(session, Operation::Remove { path: path.clone(), recursive }, |_| ()).await
+}
+
+pub(super) async fn make_directory(
+    session: &Session,
+    path: &RemotePath,
+    parents: bool,
+) -> Result<(), Error> {
+    run(session, Operation::MakeDirectory { path: path.clone(), parents }, |_| ()).await
+}
+
+pub(super) async fn ping(session: &Session) -> Result<Ping, Error> {
+    let asked = Instant::now();
+    session.ping(Client::ANSWER_TIMEOUT).await?;
+    let welcome = session.welcome();
+    Ok(Ping {
+        round_trip: asked.elapsed(),
+        server: welcome.software.clone(),
+        level: welcome.level,
+        transports: welcome.transports.clone(),
+    })
+}
+
+/// An operation under way; dropped before its end, it tells the server that nobody waits.
+struct Running {
+    seat: Seat,
+    over: bool,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.over {
+            let fault = Fault::new(FaultCode::Cancelled, "the client does not wait for it");
+            self.seat.say(Message::Failed(fault));
+        }
+    }
+}
+
+/// Asks for an operation and takes its lines until its end.
+async fn run(
+    session: &Session,
+    operation: Operation,
+    mut on: impl FnMut(Listed),
+) -> Result<(), Error> {
+    let seat = session.seat(TransferId::random())?;
+    seat.say(Message::Operate(operation));
+    seat.say(Message::Credit { pages: LISTINGS_CREDIT, region_bytes: 0 });
+    let mut running = Running { seat, over: false };
+    loop {
+        match running.seat.inbox.recv().await {
+            Some(Inbound::Message(Message::Listing(lines))) => {
+                lines.into_iter().for_each(&mut on);
+                running.seat.say(Message::Credit { pages: 1, region_bytes: 0 });
+            }
+            Some(Inbound::Message(Message::Done)) => {
+                running.over = true;
+                return Ok(());
+            }
+            Some(Inbound::Message(Message::Failed(fault)) | Inbound::Over(fault)) => {
+                running.over = true;
+                return Err(fault.into());
+            }
+            Some(Inbound::Message(_)) => {
+                let text = "the server answered out of turn";
+                return Err(Error::new(ErrorKind::Unreachable, text));
+            }
+            Some(Inbound::Lane(_) | Inbound::LaneUp(_) | Inbound::LaneDown(_)) => {}
+            None => return Err(Error::new(ErrorKind::Unreachable, "the session ended")),
+        }
+    }
+}

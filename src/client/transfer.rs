@@ -1,0 +1,373 @@
+//! A running transfer: its handle, and how each direction is set up.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::connect::Session;
+use super::{PullSource, local};
+use crate::engine::Verdict;
+use crate::engine::receiver::ReceiverOptions;
+use crate::engine::sender::SenderOptions;
+use crate::error::{Error, ErrorKind};
+use crate::ids::TransferId;
+use crate::options::{HashKind, TransferOptions, TransportChoice};
+use crate::progress::{Event, Progress, Report};
+use crate::session::peer::Seat;
+use crate::session::receiving::Receiving;
+use crate::session::sending::Sending;
+use crate::session::watch::{Ended, Watch, WatchOptions};
+use crate::storage::sink::{Sink, SinkOptions};
+use crate::storage::source::{Source, WalkOptions};
+use crate::storage::StorageError;
+use crate::wire::message::{Direction, Open, Placement, RemotePath, RootName};
+use crate::wire::{Fault, FaultCode, Message};
+
+/// Events that wait for a watcher before the transfer waits for it.
+const EVENTS_QUEUED_MAX: usize = 4096;
+
+/// Why tcp is what this release moves data with.
+const TCP_REASON: &str = "rdma and same-host copies are not part of this release";
+
+/// A transfer that was started. Dropping it cancels it; [`Self::finish`] waits for its end.
+///
+/// Whoever takes events must go on taking them: a transfer waits for a watcher that has fallen
+/// behind by some thousands. Whoever takes none calls [`Self::finish`].
+#[derive(Debug)]
+pub struct Transfer {
+    id: TransferId,
+    progress: Arc<Mutex<Progress>>,
+    events: mpsc::Receiver<Event>,
+    cancel: Canceller,
+    task: JoinHandle<Result<Report, Error>>,
+}
+
+/// Cancels its transfer; can be cloned and kept elsewhere.
+#[derive(Clone, Debug)]
+pub struct Canceller(Arc<watch::Sender<Option<Fault>>>);
+
+impl Canceller {
+    /// Ends the transfer. What is published stays; part files are removed.
+    pub fn cancel(&self) {
+        let fault = Fault::new(FaultCode::Cancelled, "cancelled");
+        self.0.send_replace(Some(fault));
+    }
+}
+
+impl Transfer {
+    /// Its id, which stands in every log line and message about it on both ends.
+    pub fn id(&self) -> TransferId {
+        self.id
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> Progress {
+        *self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next thing that happened; `None` once the transfer has ended.
+    pub async fn next_event(&mut self) -> Option<Event> {
+        self.events.recv().await
+    }
+
+    /// Ends it; [`Self::finish`] then tells [`ErrorKind::Cancelled`].
+    pub fn cancel(&self) {
+        self.cancel.cancel();
+    }
+
+    /// A handle that cancels it from elsewhere.
+    pub fn canceller(&self) -> Canceller {
+        self.cancel.clone()
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// Why the transfer itself did not go to its end. Entries that failed are no error here: see
+    /// [`Report::failure_kind`].
+    pub async fn finish(mut self) -> Result<Report, Error> {
+        self.events.close();
+        // Events that nobody takes are dropped, and with them the reason to wait for us.
+        while self.events.recv().await.is_some() {}
+        match (&mut self.task).await {
+            Ok(result) => result,
+            Err(error) => {
+                Err(Error::new(ErrorKind::Internal, "the transfer's task broke").with_source(error))
+            }
+        }
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+    }
+}
+
+/// What both directions set up alike.
+struct Start {
+    id: TransferId,
+    begun: Instant,
+    events: mpsc::Sender<Event>,
+    shared: Arc<Mutex<Progress>>,
+    cancel: watch::Receiver<Option<Fault>>,
+}
+
+pub(super) fn pull(
+    session: Arc<Session>,
+    sources: Vec<PullSource>,
+    destination: PathBuf,
+    options: TransferOptions,
+) -> Transfer {
+    begin(move |start| run_pull(session, sources, destination, options, start))
+}
+
+pub(super) fn push(
+    session: Arc<Session>,
+    sources: Vec<PathBuf>,
+    destination: RemotePath,
+    into_directory: bool,
+    options: TransferOptions,
+) -> Transfer {
+    begin(move |start| run_push(session, sources, destination, into_directory, options, start))
+}
+
+fn begin<F>(run: impl FnOnce(Start) -> F) -> Transfer
+where
+    F: Future<Output = Result<Report, Error>> + Send + 'static,
+{
+    let id = TransferId::random();
+    let (events, taken) = mpsc::channel(EVENTS_QUEUED_MAX);
+    let (canceller, cancel) = watch::channel(None);
+    let progress = Arc::new(Mutex::new(Progress::default()));
+    let shared = Arc::clone(&progress);
+    let start = Start { id, begun: Instant::now(), events, shared, cancel };
+    let task = tokio::spawn(run(start));
+    Transfer { id, progress, events: taken, cancel: Canceller(Arc::new(canceller)), task }
+}
+
+async fn run_pull(
+    session: Arc<Session>,
+    sources: Vec<PullSource>,
+    destination: PathBuf,
+    options: TransferOptions,
+    start: Start,
+) -> Result<Report, Error> {
+    check_transport(options.transport)?;
+    let placement = Placement {
+        into_directory: ends_in_slash(&destination),
+        make_parents: options.make_parents,
+        roots: sources.iter().map(root_name).collect(),
+    };
+    let roots = shown_roots(&placement.roots);
+    let sink_options = SinkOptions {
+        placement,
+        overwrite: options.overwrite,
+        preserve: options.preserve,
+        sync: options.sync,
+    };
+    // Looking at the destination can block.
+    let sink = session
+        .workers()
+        .run(move || -> Result<Sink, StorageError> {
+            let local = local::destination(&destination)?;
+            Ok(Sink::new(local.root, local.below, sink_options))
+        })
+        .await
+        .map_err(broken)?
+        .map_err(|error| Error::from(error.fault()))?;
+    session.connect_data().await?;
+    let seat = session.seat(start.id)?;
+    let paths = sources.into_iter().map(|source| RemotePath { export: source.export, path: source.path });
+    seat.say(Message::Open(open(Direction::Pull(paths.collect()), &options)));
+    let receiver_options = ReceiverOptions {
+        fail_early: options.fail_early,
+        end_when_full: true,
+        ..ReceiverOptions::new(options.hash, options.chunk)
+    };
+    let (watch, account) = watching(start, roots, &options, &seat).await;
+    let run = Receiving {
+        seat,
+        workers: session.workers(),
+        sink: Arc::new(sink),
+        options: receiver_options,
+        watch,
+    };
+    account.report(run.run().await)
+}
+
+async fn run_push(
+    session: Arc<Session>,
+    sources: Vec<PathBuf>,
+    destination: RemotePath,
+    into_directory: bool,
+    options: TransferOptions,
+    start: Start,
+) -> Result<Report, Error> {
+    check_transport(options.transport)?;
+    let preserve = options.preserve;
+    let found = session
+        .workers()
+        .run(move || -> Result<Vec<_>, StorageError> {
+            sources.iter().map(|path| local::source(path, preserve)).collect()
+        })
+        .await
+        .map_err(broken)?
+        .map_err(|error| Error::from(error.fault()))?;
+    let (specs, roots): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+    let shown = shown_roots(&roots);
+    let walk = WalkOptions {
+        recursive: options.recursive,
+        preserve,
+        hash: options.hash,
+        chunk: options.chunk,
+    };
+    session.connect_data().await?;
+    let seat = session.seat(start.id)?;
+    let direction = Direction::Push {
+        destination,
+        placement: Placement { into_directory, make_parents: options.make_parents, roots },
+        overwrite: options.overwrite,
+        sync: options.sync,
+    };
+    seat.say(Message::Open(open(direction, &options)));
+    let sender_options = SenderOptions {
+        first_region: seat.first_region(),
+        fail_early: options.fail_early,
+        ..SenderOptions::new(options.hash, options.chunk)
+    };
+    let (watch, account) = watching(start, shown, &options, &seat).await;
+    let run = Sending {
+        seat,
+        workers: session.workers(),
+        source: Arc::new(Source::new(specs, walk)),
+        options: sender_options,
+        watch,
+    };
+    account.report(run.run().await)
+}
+
+/// What the report needs beside how the run ended.
+struct Account {
+    id: TransferId,
+    begun: Instant,
+    hash: HashKind,
+}
+
+async fn watching(
+    start: Start,
+    roots: Vec<Vec<u8>>,
+    options: &TransferOptions,
+    seat: &Seat,
+) -> (Watch, Account) {
+    tracing::info!(
+        transfer = %start.id,
+        session = %seat.peer.id,
+        transport = "tcp",
+        reason = TCP_REASON,
+        "started"
+    );
+    let started = Event::Started { transfer: start.id, transport: "tcp", reason: TCP_REASON.into() };
+    // A watcher that has gone already needs no events.
+    let _ = start.events.send(started).await;
+    let watch = Watch::new(WatchOptions {
+        transfer: start.id,
+        roots,
+        shared: start.shared,
+        events: Some(start.events),
+        cancel: start.cancel,
+        stall_timeout: options.stall_timeout,
+    });
+    (watch, Account { id: start.id, begun: start.begun, hash: options.hash })
+}
+
+impl Account {
+    fn report(self, ended: Ended) -> Result<Report, Error> {
+        let Ended { ledger, totals, fault } = ended;
+        if let Some(fault) = fault {
+            tracing::info!(transfer = %self.id, reason = %fault.text.escape_debug(), "ended early");
+            return Err(fault.into());
+        }
+        tracing::info!(
+            transfer = %self.id,
+            published = ledger.published,
+            unchanged = ledger.unchanged,
+            failed = ledger.failed,
+            bytes = ledger.bytes,
+            "ended"
+        );
+        let failure_kind = match ledger.verdict() {
+            Verdict::Clean => None,
+            Verdict::One(code) => Some(ErrorKind::of_fault(code)),
+            Verdict::Several => {
+                let mut kinds = ledger.classes().iter().map(|(code, _)| ErrorKind::of_fault(*code));
+                let first = kinds.next();
+                if kinds.all(|kind| Some(kind) == first) { first } else { Some(ErrorKind::Several) }
+            }
+        };
+        Ok(Report {
+            transfer: self.id,
+            transport: "tcp",
+            reason: TCP_REASON.to_owned(),
+            hash: self.hash,
+            published: ledger.published,
+            files: totals.files,
+            unchanged: ledger.unchanged,
+            failed: ledger.failed,
+            warnings: totals.warnings,
+            bytes_moved: totals.progress.bytes_moved,
+            bytes_published: totals.bytes_published,
+            elapsed: self.begun.elapsed(),
+            failures: totals.failures,
+            failure_kind,
+        })
+    }
+}
+
+fn check_transport(choice: TransportChoice) -> Result<(), Error> {
+    let name = match choice {
+        TransportChoice::Auto | TransportChoice::Tcp => return Ok(()),
+        TransportChoice::Rdma => "rdma",
+        TransportChoice::Local => "local",
+    };
+    let message = format!("the {name} transport is not available: {TCP_REASON}");
+    Err(Error::new(ErrorKind::TransportUnavailable, message)
+        .with_hint("leave --transport out, or say --transport tcp"))
+}
+
+fn open(direction: Direction, options: &TransferOptions) -> Open {
+    Open {
+        direction,
+        hash: options.hash,
+        chunk: options.chunk,
+        preserve: options.preserve,
+        recursive: options.recursive,
+    }
+}
+
+fn root_name(source: &PullSource) -> RootName {
+    let end = source.path.iter().rposition(|&byte| byte != b'/').map_or(0, |at| at + 1);
+    let trimmed = &source.path[..end];
+    let name = trimmed.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    // The top of an export is called what the export is called.
+    let name = if name.is_empty() { source.export.as_bytes() } else { name };
+    RootName { name: name.to_vec(), contents: source.contents }
+}
+
+/// What roots are called in messages: nothing where a directory's contents are meant.
+fn shown_roots(roots: &[RootName]) -> Vec<Vec<u8>> {
+    let shown = |root: &RootName| if root.contents { Vec::new() } else { root.name.clone() };
+    roots.iter().map(shown).collect()
+}
+
+fn ends_in_slash(path: &Path) -> bool {
+    path.as_os_str().as_bytes().ends_with(b"/")
+}
+
+fn broken(panic: crate::workers::WorkerPanicked) -> Error {
+    Error::new(ErrorKind::Internal, "a blocking call broke").with_source(panic)
+}

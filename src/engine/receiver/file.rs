@@ -1,0 +1,384 @@
+//! A file that travels in windows: what has been granted of it and how far each chunk is.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::engine::LaneId;
+use crate::engine::wanted::Remaining;
+use crate::ids::RegionId;
+use crate::limits::REPAIRS_MAX;
+use crate::manifest::Version;
+use crate::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
+use crate::wire::Fault;
+use crate::wire::message::{GrantPart, HashKind, RegionKey};
+
+use super::io::Proof;
+
+/// How far a file is.
+///
+/// ```text
+/// Fetching -> Settling -> Closing -> Publishing -> (settled)
+///     \___________\__________\____________\-> Failing -> (settled)
+/// ```
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// Grants and chunks come in.
+    Fetching,
+    /// All is there; Close waits for its turn.
+    Settling,
+    /// Close was said.
+    Closing,
+    /// Storage gives it its name.
+    Publishing,
+    /// It failed; what is in flight is waited for.
+    Failing(Fault),
+}
+
+/// Whether chunks can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PartFile {
+    None,
+    Preparing,
+    Ready,
+}
+
+/// A wanted file that is not in a pack.
+#[derive(Debug)]
+pub(super) struct File {
+    pub(super) phase: Phase,
+    pub(super) remaining: Remaining,
+    /// Version and length, from the first grant.
+    pub(super) granted: Option<(Version, u64)>,
+    pub(super) part_file: PartFile,
+    /// Granted and not released, ascending.
+    pub(super) windows: VecDeque<Window>,
+    /// Digests that came before the grant of their chunk.
+    pub(super) early: Vec<(u64, [u8; 32])>,
+    /// It stands in the queue of work.
+    pub(super) queued: bool,
+    /// It was granted and its Closed is to come: it is open at the sender.
+    pub(super) open: bool,
+    /// Fetches in flight and jobs out.
+    pub(super) pending: u32,
+    /// Bytes that arrived and were proved.
+    pub(super) bytes: u64,
+}
+
+impl File {
+    pub(super) fn new(remaining: Remaining) -> Self {
+        Self {
+            phase: Phase::Fetching,
+            remaining,
+            granted: None,
+            part_file: PartFile::None,
+            windows: VecDeque::new(),
+            early: Vec::new(),
+            queued: false,
+            open: false,
+            pending: 0,
+            bytes: 0,
+        }
+    }
+
+    pub(super) fn is_failing(&self) -> bool {
+        matches!(self.phase, Phase::Failing(_))
+    }
+
+    pub(super) fn window(&mut self, region: RegionId) -> Option<&mut Window> {
+        self.windows.iter_mut().find(|window| window.region == region)
+    }
+
+    /// Whether all that was wanted has been granted, stored and proved.
+    pub(super) fn is_complete(&self) -> bool {
+        matches!(self.phase, Phase::Fetching)
+            && self.granted.is_some()
+            && self.remaining.is_done()
+            && self.windows.is_empty()
+            && self.part_file == PartFile::Ready
+    }
+
+    /// The next chunk that can be fetched: its window, its place there, a lane to avoid.
+    pub(super) fn next_chunk(&mut self, hash: HashKind) -> Option<(usize, u32, Option<LaneId>)> {
+        if !matches!(self.phase, Phase::Fetching) {
+            return None;
+        }
+        self.windows.iter_mut().enumerate().find_map(|(at, window)| {
+            let (index, avoid) = window.next_chunk(hash)?;
+            Some((at, index, avoid))
+        })
+    }
+}
+
+/// A region that is a window of one file.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) region: RegionId,
+    pub(super) keys: Arc<[RegionKey]>,
+    pub(super) data: Arc<[ByteRange]>,
+    /// Storage was asked to reserve space for it.
+    pub(super) asked: bool,
+    /// Space for it is reserved: chunks may be fetched.
+    pub(super) allocated: bool,
+    /// The SHA-256 state before the first chunk.
+    before: Option<[u8; 32]>,
+    first_chunk: u64,
+    /// Where byte 0 of the file would be in the region.
+    region_start: u64,
+    file_offset: u64,
+    chunks: Vec<Chunk>,
+    /// Chunks before this one have been fetched at least once.
+    cursor: u32,
+    /// Chunks to fetch again, and the lane that should not be used for it.
+    again: VecDeque<(u32, Option<LaneId>)>,
+    /// Chunks that came wrong, and how often.
+    repairs: Vec<(u32, u32)>,
+    left: u32,
+}
+
+/// One chunk of a window.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    state: ChunkState,
+    /// The lane that brought it last.
+    lane: LaneId,
+    /// The sender's digest is known: it is `value`.
+    told: bool,
+    /// The sender's digest, or, while it is not known, our own of what landed.
+    value: [u8; 32],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ChunkState {
+    /// To be fetched.
+    Waiting,
+    InFlight,
+    /// Stored; the sender's digest is awaited.
+    Landed,
+    /// It came wrong; the sender was asked to look again.
+    Rechecking,
+    /// Stored and proved, or a hole.
+    Done,
+}
+
+/// What a landed chunk or a digest led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nothing yet.
+    Wait,
+    /// The chunk is proved.
+    Verified,
+    /// The chunk came wrong and is read again once the sender has looked at it.
+    Recheck,
+    /// The chunk came wrong too often.
+    GiveUp,
+    /// The chunk can be fetched now.
+    Ready,
+    /// The sender changed a digest that it had told.
+    Contradiction,
+}
+
+impl Window {
+    /// The window that a checked grant tells, and its chunks without data as ranges.
+    pub(super) fn new(
+        part: &GrantPart,
+        region: RegionId,
+        keys: &[RegionKey],
+        chunk: ChunkSize,
+    ) -> (Self, Vec<ChunkRange>) {
+        let first_chunk = chunk.index_of(part.file_offset).0;
+        let count = if part.extents.is_empty() { 0 } else { chunk.count(part.len) };
+        let waiting =
+            Chunk { state: ChunkState::Waiting, lane: LaneId(0), told: false, value: [0; 32] };
+        let mut window = Self {
+            region,
+            keys: keys.into(),
+            data: part.extents.as_slice().into(),
+            asked: false,
+            allocated: false,
+            before: None,
+            first_chunk,
+            region_start: part.region_offset,
+            file_offset: part.file_offset,
+            chunks: (0..count).map(|_| waiting).collect(),
+            cursor: 0,
+            again: VecDeque::new(),
+            repairs: Vec::new(),
+            left: u32::try_from(count).unwrap_or(u32::MAX),
+        };
+        let holes = if count == 0 && part.len > 0 {
+            vec![ChunkRange { start: first_chunk, end: first_chunk + chunk.count(part.len) }]
+        } else {
+            window.mark_holes(part, chunk)
+        };
+        (window, holes)
+    }
+
+    fn mark_holes(&mut self, part: &GrantPart, size: ChunkSize) -> Vec<ChunkRange> {
+        let mut holes: Vec<ChunkRange> = Vec::new();
+        let mut extents = part.extents.iter().peekable();
+        for (index, chunk) in (self.first_chunk..).zip(self.chunks.iter_mut()) {
+            let bytes = size.range(ChunkIndex(index), part.file_len);
+            while extents.next_if(|extent| extent.end <= bytes.start).is_some() {}
+            if extents.peek().is_some_and(|extent| extent.start < bytes.end) {
+                continue;
+            }
+            chunk.state = ChunkState::Done;
+            self.left -= 1;
+            match holes.last_mut() {
+                Some(last) if last.end == index => last.end += 1,
+                _ => holes.push(ChunkRange { start: index, end: index + 1 }),
+            }
+        }
+        holes
+    }
+
+    /// Whether all its chunks are stored and proved.
+    pub(super) fn is_done(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Where chunk `index` of the window is.
+    pub(super) fn chunk_index(&self, index: u32) -> ChunkIndex {
+        ChunkIndex(self.first_chunk + u64::from(index))
+    }
+
+    pub(super) fn region_offset(&self, file_offset: u64) -> u64 {
+        self.region_start + (file_offset - self.file_offset)
+    }
+
+    /// Which of its chunks this chunk of the file is.
+    pub(super) fn position(&self, chunk: u64) -> Option<u32> {
+        let index = chunk.checked_sub(self.first_chunk)?;
+        (index < self.chunks.len() as u64).then(|| u32::try_from(index).ok())?
+    }
+
+    fn next_chunk(&mut self, hash: HashKind) -> Option<(u32, Option<LaneId>)> {
+        if !self.allocated {
+            return None;
+        }
+        if let Some(again) = self.again.pop_front() {
+            return Some(again);
+        }
+        while let Some(chunk) = self.chunks.get(self.cursor as usize) {
+            if chunk.state == ChunkState::Waiting {
+                let known = hash != HashKind::Sha256 || self.is_provable(self.cursor);
+                return known.then(|| {
+                    self.cursor += 1;
+                    (self.cursor - 1, None)
+                });
+            }
+            self.cursor += 1;
+        }
+        None
+    }
+
+    /// SHA-256: whether the states around the chunk are known.
+    fn is_provable(&self, index: u32) -> bool {
+        let before_known = match index.checked_sub(1) {
+            Some(previous) => self.chunks[previous as usize].told,
+            None => self.first_chunk == 0 || self.before.is_some(),
+        };
+        before_known && self.chunks[index as usize].told
+    }
+
+    /// What a lane needs to prove the chunk.
+    pub(super) fn proof(&self, index: u32, hash: HashKind) -> Proof {
+        match hash {
+            HashKind::Blake3 => Proof::Blake3,
+            HashKind::Sha256 => Proof::Sha256 {
+                before: match index.checked_sub(1) {
+                    Some(previous) => Some(self.chunks[previous as usize].value),
+                    None => self.before,
+                },
+            },
+            HashKind::None => Proof::None,
+        }
+    }
+
+    /// The sender's digest of the chunk, if it is known.
+    pub(super) fn digest(&self, index: u32) -> Option<[u8; 32]> {
+        let chunk = &self.chunks[index as usize];
+        chunk.told.then_some(chunk.value)
+    }
+
+    /// The chunk is in flight on this lane.
+    pub(super) fn post(&mut self, index: u32, lane: LaneId) {
+        let chunk = &mut self.chunks[index as usize];
+        (chunk.state, chunk.lane) = (ChunkState::InFlight, lane);
+    }
+
+    /// It could not be posted or its lane was lost: it is fetched first thing, free of charge.
+    pub(super) fn requeue(&mut self, index: u32, avoid: Option<LaneId>) {
+        self.chunks[index as usize].state = ChunkState::Waiting;
+        self.again.push_front((index, avoid));
+    }
+
+    /// It landed with this digest.
+    pub(super) fn land(&mut self, index: u32, digest: Option<[u8; 32]>) -> Step {
+        let chunk = &mut self.chunks[index as usize];
+        match digest {
+            Some(digest) if !chunk.told => {
+                (chunk.state, chunk.value) = (ChunkState::Landed, digest);
+                Step::Wait
+            }
+            Some(digest) if digest != chunk.value => self.refuse(index),
+            _ => self.verify(index),
+        }
+    }
+
+    /// It came wrong, or the sender refused it.
+    pub(super) fn refuse(&mut self, index: u32) -> Step {
+        let count = match self.repairs.iter_mut().find(|(chunk, _)| *chunk == index) {
+            Some((_, count)) => {
+                *count += 1;
+                *count
+            }
+            None => {
+                self.repairs.push((index, 1));
+                1
+            }
+        };
+        if count > REPAIRS_MAX {
+            return Step::GiveUp;
+        }
+        self.chunks[index as usize].state = ChunkState::Rechecking;
+        Step::Recheck
+    }
+
+    fn verify(&mut self, index: u32) -> Step {
+        self.chunks[index as usize].state = ChunkState::Done;
+        self.left -= 1;
+        Step::Verified
+    }
+
+    /// The state before the window's first chunk is this, if that is where `chunk` lies.
+    pub(super) fn tell_before(&mut self, chunk: u64, value: [u8; 32]) -> bool {
+        let adjoins = chunk.checked_add(1) == Some(self.first_chunk);
+        if adjoins {
+            self.before = Some(value);
+        }
+        adjoins
+    }
+
+    /// The sender's digest of the chunk is this.
+    pub(super) fn tell(&mut self, index: u32, value: [u8; 32], hash: HashKind) -> Step {
+        let chunk = &mut self.chunks[index as usize];
+        if chunk.told && chunk.value != value {
+            return Step::Contradiction;
+        }
+        let own = std::mem::replace(&mut chunk.value, value);
+        chunk.told = hash != HashKind::None;
+        match chunk.state {
+            ChunkState::Landed if own == value => self.verify(index),
+            ChunkState::Landed => self.refuse(index),
+            ChunkState::Rechecking => {
+                chunk.state = ChunkState::Waiting;
+                self.again.push_back((index, Some(chunk.lane)));
+                Step::Ready
+            }
+            _ if hash == HashKind::None => Step::Contradiction,
+            ChunkState::Waiting => Step::Ready,
+            ChunkState::InFlight | ChunkState::Done => Step::Wait,
+        }
+    }
+}

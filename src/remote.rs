@@ -1,0 +1,517 @@
+//! How a person writes a place on a server: `host:/export/path` and `rdcp://host[:port]/export/path`.
+//!
+//! A word from a command line goes in; a checked [`Remote`], or "this is a local path", comes out.
+//! Names are bytes from end to end. Nothing here resolves hosts, opens files or knows a client.
+//!
+//! The grammar:
+//!
+//! ```text
+//! rdcp://host[:port]/export/path   percent-decoded; the only form that carries a port
+//! host:/export/path                taken as it stands
+//! [v6addr]:/export/path            likewise; brackets because the address holds colons
+//! anything else with a colon before its first slash is an error, never a local file
+//! everything else is local; ./a:b is the local file "a:b"
+//! ```
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::os::unix::ffi::OsStrExt;
+
+use crate::error::{Error, ErrorKind};
+use crate::limits::PATH_BYTES_MAX;
+
+/// The port that servers listen on unless told otherwise.
+pub const DEFAULT_PORT: u16 = 20471;
+
+/// A place on a server, as it was written.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Remote {
+    /// Name or address of the server; IPv6 addresses without brackets.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// The export's name; empty for the server's top, where the exports are.
+    pub export: String,
+    /// Bytes below the export, without slashes at either end; empty for the export's top.
+    pub path: Vec<u8>,
+    /// It was written with a slash (or `/.`) at its end: of a source the contents are meant, of a
+    /// destination the inside.
+    pub trailing_slash: bool,
+}
+
+impl Remote {
+    /// Reads a word. `None`: it is a local path. An error: it is neither.
+    pub fn parse(word: &OsStr) -> Result<Option<Self>, Error> {
+        let bytes = word.as_bytes();
+        if let Some((scheme, rest)) = split_scheme(bytes) {
+            return match scheme.to_ascii_lowercase().as_slice() {
+                b"rdcp" => Self::from_url(word, rest).map(Some),
+                b"ssh" => Err(usage(word, "ssh:// is not available in this release")
+                    .with_hint("start rdcpd on the host and write host:/export/path")),
+                _ => Err(usage(word, "not a scheme that rdcp knows")
+                    .with_hint("write host:/export/path or rdcp://host/export/path; ./ before it makes it local")),
+            };
+        }
+        if let Some(rest) = bytes.strip_prefix(b"[") {
+            // A local name may start with a bracket; only "]:" before the first slash makes it remote.
+            let head = rest.split(|byte| *byte == b'/').next().unwrap_or_default();
+            let Some(end) = head.windows(2).position(|pair| pair == b"]:") else {
+                return if head.contains(&b':') {
+                    Err(no_absolute_path(word))
+                } else {
+                    Ok(None)
+                };
+            };
+            let host = host_v6(word, &rest[..end])?;
+            let path = &rest[end + 2..];
+            if !path.starts_with(b"/") {
+                return Err(usage(word, "a remote path starts with ':/'").with_hint(format!(
+                    "write [{host}]:/export/path, or rdcp://[{host}]:PORT/export/path for a port"
+                )));
+            }
+            return Self::from_parts(word, host, DEFAULT_PORT, path).map(Some);
+        }
+        let Some(colon) = bytes.iter().position(|byte| matches!(byte, b':' | b'/')) else {
+            return Ok(None);
+        };
+        if bytes[colon] == b'/' {
+            return Ok(None);
+        }
+        let path = &bytes[colon + 1..];
+        if !path.starts_with(b"/") {
+            return Err(no_absolute_path(word));
+        }
+        let host = host_name(word, &bytes[..colon])?;
+        Self::from_parts(word, host, DEFAULT_PORT, path).map(Some)
+    }
+
+    /// Reads a server without a path: `host`, `host:port`, `[v6]`, `[v6]:port`, a bare IPv6 address,
+    /// or any form that [`Remote::parse`] takes, whose path is then ignored.
+    pub fn parse_server(word: &OsStr) -> Result<(String, u16), Error> {
+        let bytes = word.as_bytes();
+        if bytes.contains(&b'/') {
+            return match Self::parse(word)? {
+                Some(remote) => Ok((remote.host, remote.port)),
+                None => Err(usage(word, "not a host")
+                    .with_hint("write host, host:port or rdcp://host:port")),
+            };
+        }
+        let bare_v6 = std::str::from_utf8(bytes).is_ok_and(is_v6);
+        if bare_v6 {
+            return Ok((host_v6(word, bytes)?, DEFAULT_PORT));
+        }
+        // "host:" is what remains when the path of host:/path was left out.
+        authority(word, bytes.strip_suffix(b":").unwrap_or(bytes))
+    }
+
+    fn from_url(word: &OsStr, rest: &[u8]) -> Result<Self, Error> {
+        let end = rest
+            .iter()
+            .position(|byte| *byte == b'/')
+            .unwrap_or(rest.len());
+        let (host, port) = authority(word, &rest[..end])?;
+        // Kept free for later meanings, as in other URLs.
+        if let Some(mark) = rest[end..].iter().find(|byte| matches!(byte, b'?' | b'#')) {
+            return Err(
+                usage(word, format!("a bare {:?} in a URL", char::from(*mark))).with_hint(format!(
+                    "write %{mark:02X} for it, or use host:/export/path"
+                )),
+            );
+        }
+        let path = percent_decoded(word, &rest[end..])?;
+        Self::from_parts(word, host, port, &path)
+    }
+
+    /// Takes what stands behind the host apart: `path` is empty or starts with a slash.
+    fn from_parts(word: &OsStr, host: String, port: u16, path: &[u8]) -> Result<Self, Error> {
+        if path.contains(&0) {
+            return Err(usage(word, "a path with a NUL byte"));
+        }
+        let trailing_slash = path.ends_with(b"/") || path.ends_with(b"/.");
+        let mut parts = path
+            .split(|byte| *byte == b'/')
+            .filter(|part| !part.is_empty() && **part != b"."[..]);
+        let export = parts.next().unwrap_or_default();
+        let below = parts.collect::<Vec<_>>();
+        if export == b".." || below.contains(&&b".."[..]) {
+            // Where symlinks are about, ".." means different things to different readers.
+            return Err(usage(word, "'..' in a remote path").with_hint("write the path without it"));
+        }
+        let export = std::str::from_utf8(export)
+            .map_err(|_| usage(word, "the name of an export is not UTF-8"))?
+            .to_owned();
+        let path = below.join(&b'/');
+        if path.len() > PATH_BYTES_MAX {
+            return Err(usage(
+                word,
+                format!("a path of more than {PATH_BYTES_MAX} bytes"),
+            ));
+        }
+        Ok(Self {
+            host,
+            port,
+            export,
+            path,
+            trailing_slash,
+        })
+    }
+
+    /// Last component of the path; empty for an export's top.
+    pub fn file_name(&self) -> &[u8] {
+        self.path
+            .rsplit(|byte| *byte == b'/')
+            .next()
+            .unwrap_or_default()
+    }
+
+    /// Whether both are on the same server.
+    pub fn same_server(&self, other: &Self) -> bool {
+        self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
+    }
+}
+
+/// The shortest form that means the same; bytes that are no text are shown as U+FFFD.
+impl fmt::Display for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let v6 = self.host.contains(':');
+        let (open, close) = if v6 { ("[", "]") } else { ("", "") };
+        if self.port == DEFAULT_PORT {
+            write!(f, "{open}{}{close}:/{}", self.host, self.export)?;
+            if !self.path.is_empty() {
+                write!(f, "/{}", String::from_utf8_lossy(&self.path))?;
+            }
+            return Ok(());
+        }
+        write!(f, "rdcp://{open}{}{close}:{}/", self.host, self.port)?;
+        percent_encoded(f, self.export.as_bytes())?;
+        if !self.path.is_empty() {
+            f.write_str("/")?;
+            percent_encoded(f, &self.path)?;
+        }
+        Ok(())
+    }
+}
+
+/// `scheme://rest`, if the word starts like a URL.
+fn split_scheme(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = bytes.windows(3).position(|three| three == b"://")?;
+    let scheme = &bytes[..end];
+    let is_scheme = scheme.first().is_some_and(u8::is_ascii_alphabetic)
+        && scheme
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte));
+    is_scheme.then(|| (scheme, &bytes[end + 3..]))
+}
+
+/// `host`, `host:port`, `[v6]` or `[v6]:port`.
+fn authority(word: &OsStr, bytes: &[u8]) -> Result<(String, u16), Error> {
+    if let Some(rest) = bytes.strip_prefix(b"[") {
+        let end = rest
+            .iter()
+            .position(|byte| *byte == b']')
+            .ok_or_else(|| usage(word, "a '[' without its ']'"))?;
+        let host = host_v6(word, &rest[..end])?;
+        return match &rest[end + 1..] {
+            [] => Ok((host, DEFAULT_PORT)),
+            [b':', digits @ ..] => Ok((host, port(word, digits)?)),
+            _ => Err(usage(word, "something between ']' and the port")),
+        };
+    }
+    match bytes.iter().position(|byte| *byte == b':') {
+        None => Ok((host_name(word, bytes)?, DEFAULT_PORT)),
+        Some(colon) if bytes[colon + 1..].contains(&b':') => {
+            Err(usage(word, "an IPv6 address needs brackets here")
+                .with_hint("write [address]:port"))
+        }
+        Some(colon) => Ok((
+            host_name(word, &bytes[..colon])?,
+            port(word, &bytes[colon + 1..])?,
+        )),
+    }
+}
+
+fn port(word: &OsStr, digits: &[u8]) -> Result<u16, Error> {
+    // u16's own parser would take a sign.
+    std::str::from_utf8(digits)
+        .ok()
+        .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
+        .and_then(|text| text.parse().ok())
+        .filter(|port| *port != 0)
+        .ok_or_else(|| usage(word, "a port must be a number from 1 to 65535"))
+}
+
+fn host_name(word: &OsStr, bytes: &[u8]) -> Result<String, Error> {
+    if bytes.is_empty() {
+        return Err(usage(word, "no host before the ':'")
+            .with_hint("write host:/export/path; ./ before the word makes it a local path"));
+    }
+    if bytes.contains(&b'@') {
+        return Err(usage(word, "a user before the host").with_hint(
+            "leave it out: the server knows its clients by their keys, not by user names",
+        ));
+    }
+    let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b".-_".contains(byte);
+    match std::str::from_utf8(bytes) {
+        Ok(host) if bytes.iter().all(allowed) => Ok(host.to_owned()),
+        _ => Err(usage(word, "not a host name before the ':'")
+            .with_hint("./ before the word makes it a local path")),
+    }
+}
+
+fn host_v6(word: &OsStr, bytes: &[u8]) -> Result<String, Error> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if is_v6(text) => Ok(text.to_owned()),
+        _ => Err(usage(word, "not an IPv6 address in the brackets")),
+    }
+}
+
+/// An IPv6 address, with or without a zone (`fe80::1%eth0`).
+fn is_v6(text: &str) -> bool {
+    let (address, zone) = text.split_once('%').unwrap_or((text, "0"));
+    let zone_is_sound = !zone.is_empty()
+        && zone
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+    address.parse::<Ipv6Addr>().is_ok() && zone_is_sound
+}
+
+/// Strict: an escape that is none is an error, and none can make a slash or a NUL.
+fn percent_decoded(word: &OsStr, bytes: &[u8]) -> Result<Vec<u8>, Error> {
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let [first, tail @ ..] = rest {
+        if *first != b'%' {
+            decoded.push(*first);
+            rest = tail;
+            continue;
+        }
+        let value = tail
+            .get(..2)
+            .filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok())
+            .ok_or_else(|| {
+                usage(word, "a '%' in a URL without two hexadecimal digits")
+                    .with_hint("write %25 for a percent sign, or use host:/export/path")
+            })?;
+        if matches!(value, b'/' | 0) {
+            return Err(usage(word, "%2F and %00 can't be part of a name"));
+        }
+        decoded.push(value);
+        rest = &tail[2..];
+    }
+    Ok(decoded)
+}
+
+fn percent_encoded(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    bytes.iter().try_for_each(|byte| {
+        if byte.is_ascii_alphanumeric() || b"/-._~".contains(byte) {
+            write!(f, "{}", char::from(*byte))
+        } else {
+            write!(f, "%{byte:02X}")
+        }
+    })
+}
+
+fn no_absolute_path(word: &OsStr) -> Error {
+    let text = word.to_string_lossy();
+    let head = text.split('/').next().unwrap_or_default();
+    if head.matches(':').count() > 1 && !head.contains('[') {
+        return usage(word, "an IPv6 address needs brackets")
+            .with_hint("write [address]:/export/path");
+    }
+    let (host, path) = text.split_once(':').unwrap_or((&text, ""));
+    let hint = if path.is_empty() {
+        format!("write {host}:/ for its exports, {host}:/export/path for what is in them")
+    } else if path.bytes().all(|byte| byte.is_ascii_digit()) {
+        format!("write rdcp://{host}:{path}/export/path for a port, ./{text} for a local file")
+    } else {
+        format!(
+            "write {host}:/{path} if {path} starts with the name of an export, ./{text} for a local file"
+        )
+    };
+    usage(word, "a remote path starts with ':/'").with_hint(hint)
+}
+
+/// The word is quoted so that the message stays one line whatever is in it.
+fn usage(word: &OsStr, what: impl fmt::Display) -> Error {
+    Error::new(ErrorKind::Usage, format!("{word:?}: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(word: &str) -> Result<Option<Remote>, Error> {
+        Remote::parse(OsStr::new(word))
+    }
+
+    fn remote(host: &str, port: u16, export: &str, path: &str, trailing_slash: bool) -> Remote {
+        Remote {
+            host: host.to_owned(),
+            port,
+            export: export.to_owned(),
+            path: path.as_bytes().to_vec(),
+            trailing_slash,
+        }
+    }
+
+    #[test]
+    fn remote_words() {
+        let table = [
+            (
+                "gpu7:/data/run",
+                remote("gpu7", 20471, "data", "run", false),
+            ),
+            (
+                "gpu7:/data/run/",
+                remote("gpu7", 20471, "data", "run", true),
+            ),
+            (
+                "gpu7:/data/run/.",
+                remote("gpu7", 20471, "data", "run", true),
+            ),
+            ("gpu7:/data", remote("gpu7", 20471, "data", "", false)),
+            ("gpu7:/", remote("gpu7", 20471, "", "", true)),
+            (
+                "gpu7:/data//a/./b",
+                remote("gpu7", 20471, "data", "a/b", false),
+            ),
+            (
+                "gpu7:/data/100%20",
+                remote("gpu7", 20471, "data", "100%20", false),
+            ),
+            (
+                "gpu7:/data/a:b",
+                remote("gpu7", 20471, "data", "a:b", false),
+            ),
+            ("10.0.0.1:/d/x", remote("10.0.0.1", 20471, "d", "x", false)),
+            (
+                "[fe80::1%eth0]:/d/x",
+                remote("fe80::1%eth0", 20471, "d", "x", false),
+            ),
+            ("[::1]:/d", remote("::1", 20471, "d", "", false)),
+            ("rdcp://gpu7", remote("gpu7", 20471, "", "", false)),
+            ("rdcp://gpu7/", remote("gpu7", 20471, "", "", true)),
+            (
+                "RDCP://gpu7:99/d/a%20b%25",
+                remote("gpu7", 99, "d", "a b%", false),
+            ),
+            ("rdcp://[::1]:99/d/x/", remote("::1", 99, "d", "x", true)),
+            (
+                "rdcp://gpu7/d/a:b",
+                remote("gpu7", 20471, "d", "a:b", false),
+            ),
+        ];
+        for (word, expected) in table {
+            assert_eq!(parse(word).unwrap(), Some(expected), "{word}");
+        }
+    }
+
+    #[test]
+    fn local_words() {
+        for word in [
+            "", ".", "a", "/a:b", "./a:b", "../x", "a/b:c", "-", "[a]", "[a]/b:c", "~/x", "a%3Ab",
+            "[",
+        ] {
+            assert_eq!(parse(word).unwrap(), None, "{word}");
+        }
+        assert_eq!(Remote::parse(OsStr::from_bytes(b"\xff\xfe")).unwrap(), None);
+    }
+
+    #[test]
+    fn words_that_are_neither_say_what_to_write() {
+        let table = [
+            ("host:path", "write host:/path"),
+            ("host:", "write host:/ for its exports"),
+            ("host:20471", "rdcp://host:20471/"),
+            ("fe80::1:/data", "[address]:/export"),
+            (":/data", "host:/export/path"),
+            ("me@host:/data", "keys"),
+            ("ssh://host/x", "rdcpd"),
+            ("http://host/x", "rdcp://host"),
+            ("host://data", "host:/export/path"),
+            ("host:/data/../x", "without it"),
+            ("rdcp://host/d/%zz", "%25"),
+            ("rdcp://host/d/%4", "%25"),
+            ("rdcp://host/d?x", "%3F"),
+            ("rdcp://fe80::1/d", "[address]:port"),
+            ("a b:/x", "./"),
+        ];
+        for (word, hint) in table {
+            let error = parse(word).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage, "{word}");
+            assert!(
+                error.hint().unwrap_or_default().contains(hint),
+                "{word}: {:?}",
+                error.hint()
+            );
+            assert!(error.to_string().contains(word), "{error}");
+        }
+        for word in [
+            "rdcp://",
+            "rdcp:///data",
+            "rdcp://host:0/d",
+            "rdcp://host:+1/d",
+            "rdcp://host:99999/d",
+            "rdcp://[::1/d",
+            "rdcp://[::1]x/d",
+            "rdcp://host/d/%2F",
+            "rdcp://host/d/%00",
+            "rdcp://host/%ff",
+            "[zz]:/data",
+            "[::1]:99",
+        ] {
+            assert_eq!(parse(word).unwrap_err().kind(), ErrorKind::Usage, "{word}");
+        }
+    }
+
+    #[test]
+    fn names_are_bytes() {
+        let word = OsStr::from_bytes(b"host:/data/\xff\n");
+        assert_eq!(Remote::parse(word).unwrap().unwrap().path, b"\xff\n");
+        let word = OsStr::new("rdcp://host/data/%ff%0a");
+        assert_eq!(Remote::parse(word).unwrap().unwrap().path, b"\xff\n");
+    }
+
+    #[test]
+    fn servers_without_paths() {
+        let table = [
+            ("gpu7", ("gpu7", 20471)),
+            ("gpu7:99", ("gpu7", 99)),
+            ("gpu7:", ("gpu7", 20471)),
+            ("gpu7:/data", ("gpu7", 20471)),
+            ("rdcp://gpu7:99", ("gpu7", 99)),
+            ("::1", ("::1", 20471)),
+            ("[::1]", ("::1", 20471)),
+            ("[::1]:99", ("::1", 99)),
+        ];
+        for (word, (host, port)) in table {
+            let parsed = Remote::parse_server(OsStr::new(word)).unwrap();
+            assert_eq!(parsed, (host.to_owned(), port), "{word}");
+        }
+        for word in ["", "/x", "a/b", "a b", "x:y", "me@host"] {
+            assert!(Remote::parse_server(OsStr::new(word)).is_err(), "{word}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_can_be_typed_again() {
+        for word in [
+            "gpu7:/data/run",
+            "gpu7:/",
+            "[::1]:/d/x",
+            "rdcp://gpu7:99/d/a%20b",
+            "rdcp://[::1]:99/d",
+        ] {
+            let first = parse(word).unwrap().unwrap();
+            assert_eq!(first.to_string(), word);
+            let again = parse(&first.to_string()).unwrap().unwrap();
+            assert_eq!(
+                (first.host, first.export, first.path),
+                (again.host, again.export, again.path)
+            );
+        }
+    }
+}

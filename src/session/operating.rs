@@ -1,0 +1,178 @@
+//! The server's side of operations: list, stat, sum, remove, make a directory.
+//!
+//! The blocking work runs on a worker and hands its lines over in batches; they are sent only
+//! against the client's credit, so a client that does not read costs the server a few batches.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::mpsc;
+
+use super::peer::{Inbound, Seat};
+use super::serving::Serving;
+use crate::limits::{LISTING_BYTES_TARGET, LISTING_LINES_MAX};
+use crate::storage::operations::{self, Output};
+use crate::storage::{Root, StorageError};
+use crate::wire::message::{HashKind, Listed, ListedKind, Operation, RemotePath};
+use crate::wire::{Fault, FaultCode, Message};
+
+/// Batches that wait between the worker and the connection.
+const BATCHES_QUEUED_MAX: usize = 2;
+
+/// Runs one operation to its end.
+pub(crate) async fn run(serving: Arc<Serving>, mut seat: Seat, operation: Operation) {
+    let (session, transfer) = (seat.peer.id, seat.transfer);
+    tracing::debug!(%session, %transfer, ?operation, "operation");
+    let answer = match perform(&serving, &mut seat, operation).await {
+        Ok(()) => Message::Done,
+        Err(fault) => {
+            tracing::info!(%session, %transfer, reason = %fault.text.escape_debug(), "operation failed");
+            Message::Failed(fault)
+        }
+    };
+    seat.say(answer);
+}
+
+async fn perform(serving: &Serving, seat: &mut Seat, operation: Operation) -> Result<(), Fault> {
+    match operation {
+        Operation::List { path, .. } | Operation::Stat { path } if path.export.is_empty() => {
+            seat.say(Message::Listing(serving.exports.iter().map(exported).collect()));
+            Ok(())
+        }
+        Operation::List { path, recursive } => {
+            let root = root(serving, &path)?;
+            listing(serving, seat, move |output| {
+                operations::list(&root, &path.path, recursive, output)
+            })
+            .await
+        }
+        Operation::Stat { path } => {
+            let root = root(serving, &path)?;
+            listing(serving, seat, move |output| {
+                (output.tell)(operations::stat(&root, &path.path)?);
+                Ok(())
+            })
+            .await
+        }
+        Operation::Sum { path, recursive, hash } => {
+            if hash == HashKind::None {
+                return Err(Fault::new(FaultCode::Invalid, "a sum needs a digest"));
+            }
+            let root = root(serving, &path)?;
+            listing(serving, seat, move |output| {
+                operations::sum(&root, &path.path, recursive, hash, output)
+            })
+            .await
+        }
+        Operation::Remove { path, recursive } => {
+            let root = Arc::clone(&serving.writable_export(&path)?.root);
+            listing(serving, seat, move |output| {
+                operations::remove(&root, &path.path, recursive, output.cancelled)
+            })
+            .await
+        }
+        Operation::MakeDirectory { path, parents } => {
+            let root = Arc::clone(&serving.writable_export(&path)?.root);
+            listing(serving, seat, move |_| {
+                operations::make_directory(&root, &path.path, parents)
+            })
+            .await
+        }
+    }
+}
+
+fn root(serving: &Serving, path: &RemotePath) -> Result<Arc<Root>, Fault> {
+    Ok(Arc::clone(&serving.export(path)?.root))
+}
+
+fn exported(export: &super::serving::Exported) -> Listed {
+    let writable = export.writable;
+    let kind = ListedKind::Export { writable };
+    Listed {
+        path: export.name.as_bytes().to_vec(),
+        kind,
+        len: 0,
+        mode: if writable { 0o755 } else { 0o555 },
+        uid: 0,
+        gid: 0,
+        mtime: crate::units::Timestamp::default(),
+        digest: None,
+        fault: None,
+    }
+}
+
+/// Does blocking work on a worker and sends its lines as they come.
+async fn listing(
+    serving: &Serving,
+    seat: &mut Seat,
+    work: impl FnOnce(&mut Output<'_>) -> Result<(), StorageError> + Send + 'static,
+) -> Result<(), Fault> {
+    let (batches, mut taken) = mpsc::channel::<Vec<Listed>>(BATCHES_QUEUED_MAX);
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let stop = StopOnDrop(Arc::clone(&cancelled));
+    let done = serving.machinery.workers.run(move || {
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        let mut tell = |line: Listed| {
+            bytes += line.path.len() + 128;
+            batch.push(line);
+            if batch.len() >= LISTING_LINES_MAX || bytes >= LISTING_BYTES_TARGET {
+                bytes = 0;
+                if batches.blocking_send(std::mem::take(&mut batch)).is_err() {
+                    cancelled.store(true, Ordering::Relaxed);
+                }
+            }
+        };
+        let stopped = || cancelled.load(Ordering::Relaxed);
+        let result = work(&mut Output { tell: &mut tell, cancelled: &stopped });
+        if !batch.is_empty() {
+            // If nobody takes it any more, the operation has been cancelled.
+            let _ = batches.blocking_send(batch);
+        }
+        result
+    });
+    let mut credit: u64 = 0;
+    loop {
+        if credit > 0 {
+            tokio::select! {
+                batch = taken.recv() => match batch {
+                    Some(batch) => {
+                        credit -= 1;
+                        seat.say(Message::Listing(batch));
+                    }
+                    None => break,
+                },
+                inbound = seat.inbox.recv() => credit += heard(inbound)?,
+            }
+        } else {
+            credit += heard(seat.inbox.recv().await)?;
+        }
+    }
+    let result = done.await;
+    drop(stop);
+    result
+        .map_err(|panic| Fault::new(FaultCode::Internal, panic.to_string()))?
+        .map_err(|error| error.fault())
+}
+
+/// The credit in a message, or why the operation ends.
+fn heard(inbound: Option<Inbound>) -> Result<u64, Fault> {
+    match inbound {
+        Some(Inbound::Message(Message::Credit { pages, .. })) => Ok(pages.into()),
+        Some(Inbound::Message(Message::Failed(fault)) | Inbound::Over(fault)) => Err(fault),
+        Some(Inbound::Message(_)) => {
+            Err(Fault::new(FaultCode::Protocol, "an operation takes credit and nothing else"))
+        }
+        Some(Inbound::Lane(_) | Inbound::LaneUp(_) | Inbound::LaneDown(_)) => Ok(0),
+        None => Err(Fault::new(FaultCode::Lost, "the session ended")),
+    }
+}
+
+/// Tells the worker to stop when whoever waits for it goes.
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

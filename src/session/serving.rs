@@ -1,0 +1,533 @@
+//! The server's side of sessions: who connects, and what each asks for.
+//!
+//! In: fresh connections of either kind. Out: a task per session that reads its messages, a task per
+//! transfer or operation. What a client asks is checked against the exports here; below this module
+//! nothing knows an export's name.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, Semaphore, watch};
+
+use super::control::{self, Greeted, Greeting, HANDSHAKE_DEADLINE, TlsReader};
+use super::data::{self, ConnectionKind, DATA_HANDSHAKE_DEADLINE, SessionKey};
+use super::machinery::Machinery;
+use super::peer::{Peer, Seat};
+use super::pulse::Pulse;
+use super::receiving::Receiving;
+use super::sending::Sending;
+use super::watch::{Ended, Watch, WatchOptions};
+use super::{SOFTWARE, operating};
+use crate::engine::receiver::ReceiverOptions;
+use crate::engine::sender::SenderOptions;
+use crate::ids::{SessionId, TransferId};
+use crate::server::ServerLimits;
+use crate::storage::Root;
+use crate::storage::sink::{Sink, SinkOptions};
+use crate::storage::source::{Source, SourceSpec, WalkOptions};
+use crate::wire::message::{Direction, Open, RemotePath, TransportOffer};
+use crate::wire::{Fault, FaultCode, Message};
+
+/// A transfer whose client lets nothing move for this long is ended; the client's own limit is
+/// shorter unless it was raised.
+const STALL_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Pause after the system had no descriptor or memory left for a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// An export, open.
+pub(crate) struct Exported {
+    pub(crate) name: String,
+    pub(crate) root: Arc<Root>,
+    pub(crate) writable: bool,
+}
+
+/// A running server's state.
+pub(crate) struct Serving {
+    pub(crate) machinery: Machinery,
+    pub(crate) exports: Vec<Exported>,
+    tls: Arc<rustls::ServerConfig>,
+    limits: ServerLimits,
+    handshakes: Arc<Semaphore>,
+    sessions: Mutex<HashMap<SessionId, Entered>>,
+    next_session: AtomicU64,
+    draining: watch::Sender<bool>,
+    /// Told whenever a transfer, an operation or a session ends.
+    ended: Notify,
+}
+
+/// A session in the table. It has no peer until its client was welcomed.
+struct Entered {
+    key: SessionKey,
+    peer: Option<Arc<Peer>>,
+}
+
+impl Serving {
+    pub(crate) fn new(
+        machinery: Machinery,
+        exports: Vec<Exported>,
+        tls: Arc<rustls::ServerConfig>,
+        limits: ServerLimits,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            machinery,
+            exports,
+            tls,
+            limits,
+            handshakes: Arc::new(Semaphore::new(limits.handshakes_max.max(1))),
+            sessions: Mutex::default(),
+            next_session: AtomicU64::new(1),
+            draining: watch::Sender::new(false),
+            ended: Notify::new(),
+        })
+    }
+
+    pub(crate) fn sessions(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Transfers and operations of all sessions.
+    fn seats(&self) -> usize {
+        let sessions = self.lock();
+        sessions.values().filter_map(|entered| entered.peer.as_ref()).map(|peer| peer.seats()).sum()
+    }
+
+    /// Waits up to `grace` for what runs, then ends all sessions.
+    pub(crate) async fn drain(&self, grace: Duration) {
+        self.draining.send_replace(true);
+        let quiet = async {
+            loop {
+                let ended = self.ended.notified();
+                if self.seats() == 0 {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        if tokio::time::timeout(grace, quiet).await.is_err() {
+            tracing::warn!(running = self.seats(), "ending what still runs");
+        }
+        self.end();
+        // The goodbyes are on their way; what a client does not read is not waited for.
+        let gone = async {
+            loop {
+                let ended = self.ended.notified();
+                if self.sessions() == 0 {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        let _ = tokio::time::timeout(Duration::from_secs(2), gone).await;
+    }
+
+    /// Ends all sessions now.
+    pub(crate) fn end(&self) {
+        self.draining.send_replace(true);
+        let peers: Vec<_> = self.lock().values().filter_map(|entered| entered.peer.clone()).collect();
+        let fault = Fault::new(FaultCode::Busy, "the server is shutting down; try again later");
+        for peer in peers {
+            peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
+            peer.close(&fault);
+        }
+    }
+
+    fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
+    fn key_of(&self, session: SessionId) -> Option<SessionKey> {
+        self.lock().get(&session).map(|entered| entered.key.clone())
+    }
+
+    fn peer_of(&self, session: SessionId) -> Option<Arc<Peer>> {
+        self.lock().get(&session).and_then(|entered| entered.peer.clone())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Entered>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds what a client named.
+    pub(crate) fn export(&self, path: &RemotePath) -> Result<&Exported, Fault> {
+        self.exports.iter().find(|export| export.name == path.export).ok_or_else(|| {
+            let names: Vec<_> = self.exports.iter().map(|export| export.name.as_str()).collect();
+            let text = format!(
+                "no export is called '{}'; there are: {}",
+                path.export.escape_debug(),
+                names.join(", ")
+            );
+            Fault::new(FaultCode::NotFound, text)
+        })
+    }
+
+    /// Finds what a client wants to change.
+    pub(crate) fn writable_export(&self, path: &RemotePath) -> Result<&Exported, Fault> {
+        let export = self.export(path)?;
+        if export.writable {
+            return Ok(export);
+        }
+        let text = format!("export '{}' is read-only", export.name);
+        Err(Fault::new(FaultCode::Denied, text))
+    }
+}
+
+/// Accepts connections until its task is ended.
+pub(crate) async fn accept(serving: Arc<Serving>, listener: TcpListener) {
+    loop {
+        // Taken before the accept: clients beyond the limit wait in the kernel's queue.
+        let Ok(permit) = Arc::clone(&serving.handshakes).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                let serving = Arc::clone(&serving);
+                tokio::spawn(async move {
+                    tracing::trace!(%from, "connection");
+                    connection(serving, stream, permit).await;
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// One fresh connection, of either kind. The permit is given back when its handshake is done.
+async fn connection(
+    serving: Arc<Serving>,
+    stream: TcpStream,
+    permit: tokio::sync::OwnedSemaphorePermit,
+) {
+    let from = stream.peer_addr().map_or_else(|_| "?".to_owned(), |from| from.to_string());
+    match data::classify(&stream, HANDSHAKE_DEADLINE).await {
+        Ok(ConnectionKind::Control) => {
+            let config = Arc::clone(&serving.tls);
+            match control::greet(stream, config, HANDSHAKE_DEADLINE).await {
+                Ok(greeted) => session(serving, greeted, permit).await,
+                Err(error) => {
+                    let reason = chain(&error);
+                    tracing::info!(%from, reason, "a control connection failed");
+                }
+            }
+        }
+        Ok(ConnectionKind::Data) => {
+            let key_of = |session| serving.key_of(session);
+            match data::accept_data(stream, key_of, DATA_HANDSHAKE_DEADLINE).await {
+                Ok(connection) => attach(&serving, connection),
+                Err(error) => {
+                    let reason = chain(&error);
+                    tracing::info!(%from, reason, "a data connection failed");
+                }
+            }
+        }
+        Err(error) => {
+            let reason = chain(&error);
+            tracing::debug!(%from, reason, "a connection said nothing");
+        }
+    }
+}
+
+fn attach(serving: &Serving, connection: data::DataConnection) {
+    let Some(peer) = serving.peer_of(connection.session) else { return };
+    if peer.connections() >= serving.limits.data_connections_max.into() {
+        tracing::warn!(session = %peer.id, "the session has all the data connections it may have");
+        return;
+    }
+    peer.attach(connection.stream, connection.keys);
+}
+
+/// A session, from its welcome to its end.
+async fn session(
+    serving: Arc<Serving>,
+    greeted: Greeted,
+    permit: tokio::sync::OwnedSemaphorePermit,
+) {
+    let id = SessionId(serving.next_session.fetch_add(1, Ordering::Relaxed));
+    let from = greeted.peer();
+    if let Some(fault) = enter(&serving, id, &greeted) {
+        tracing::warn!(%from, reason = %fault.text, "a client was turned away");
+        if let Err(error) = greeted.refuse(fault).await {
+            tracing::debug!(%from, %error, "the refusal did not reach the client");
+        }
+        return;
+    }
+    let left = Leaving { serving: &serving, id };
+    let software = greeted.hello().software.clone();
+    let greeting = Greeting {
+        session: id,
+        epoch: u64::from_le_bytes(crate::sys::random_bytes()),
+        software: SOFTWARE.to_owned(),
+        data_connections_max: serving.limits.data_connections_max,
+        transports: transports(),
+    };
+    let control = match greeted.welcome(greeting).await {
+        Ok(control) => control,
+        Err(error) => {
+            tracing::info!(%from, %error, "a client went away before it was welcomed");
+            return;
+        }
+    };
+    drop(permit);
+    let peer = Peer::new(id, control.writer.clone(), serving.machinery.lanes.clone());
+    if let Some(entered) = serving.lock().get_mut(&id) {
+        entered.peer = Some(Arc::clone(&peer));
+    }
+    tracing::info!(session = %id, %from, software = %software.escape_debug(), "session began");
+    let pulse = Pulse::new();
+    let fault = tokio::select! {
+        fault = read(&serving, control.reader, &peer, &pulse) => fault,
+        fault = pulse.beat(&peer) => fault,
+        fault = peer.closed() => fault,
+    };
+    tracing::info!(session = %id, reason = %fault.text.escape_debug(), "session ended");
+    peer.close(&fault);
+    drop(left);
+    control.writer.close().await;
+}
+
+/// Enters a session in the table, so that its data connections are known from the welcome on. Says
+/// why not.
+fn enter(serving: &Serving, id: SessionId, greeted: &Greeted) -> Option<Fault> {
+    if serving.is_draining() {
+        return Some(Fault::new(FaultCode::Busy, "the server is shutting down; try again later"));
+    }
+    let key = match greeted.session_key(id) {
+        Ok(key) => key,
+        Err(error) => return Some(Fault::new(FaultCode::Internal, error.to_string())),
+    };
+    let mut sessions = serving.lock();
+    if sessions.len() >= serving.limits.sessions_max {
+        let text = format!("the server has {} sessions and takes no more; try again later", sessions.len());
+        return Some(Fault::new(FaultCode::Busy, text));
+    }
+    sessions.insert(id, Entered { key, peer: None });
+    None
+}
+
+/// Takes a session out of the table, however its task ends.
+struct Leaving<'a> {
+    serving: &'a Serving,
+    id: SessionId,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.serving.lock().remove(&self.id);
+        self.serving.ended.notify_waiters();
+    }
+}
+
+fn transports() -> Vec<TransportOffer> {
+    let offer = |name: &str, available, reason: &str| TransportOffer {
+        name: name.to_owned(),
+        available,
+        reason: reason.to_owned(),
+    };
+    vec![
+        offer("rdma", false, "not part of this release"),
+        offer("tcp", true, "always there"),
+        offer("local", false, "not part of this release"),
+    ]
+}
+
+/// Reads what the client says until the connection ends, and says why it did.
+async fn read(
+    serving: &Arc<Serving>,
+    mut reader: TlsReader,
+    peer: &Arc<Peer>,
+    pulse: &Pulse,
+) -> Fault {
+    loop {
+        let envelope = match reader.next().await {
+            Ok(Some(envelope)) => envelope,
+            Ok(None) => return Fault::new(FaultCode::Lost, "the client closed the session"),
+            Err(error) => {
+                let fault = error.to_fault();
+                peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
+                return fault;
+            }
+        };
+        pulse.heard();
+        let transfer = envelope.transfer;
+        let began = match envelope.message {
+            Message::Ping { nonce } if transfer == TransferId::NONE => {
+                peer.say(transfer, Message::Pong { nonce });
+                Ok(())
+            }
+            Message::Pong { nonce } if transfer == TransferId::NONE => {
+                pulse.answered(nonce);
+                Ok(())
+            }
+            Message::Goodbye(fault) => return fault,
+            Message::Open(open) => begin(serving, peer, transfer).map(|seat| {
+                run(serving, transfer_task(Arc::clone(serving), seat, open));
+            }),
+            Message::Operate(operation) => begin(serving, peer, transfer).map(|seat| {
+                run(serving, operating::run(Arc::clone(serving), seat, operation));
+            }),
+            _ if transfer == TransferId::NONE => {
+                let fault = Fault::new(FaultCode::Protocol, "a message belongs to no transfer");
+                peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
+                return fault;
+            }
+            message => {
+                // What is said to a transfer that has just ended needs no answer.
+                let _ = peer.deliver(crate::wire::message::Envelope { transfer, message });
+                Ok(())
+            }
+        };
+        if let Err(fault) = began {
+            tracing::info!(session = %peer.id, %transfer, reason = %fault.text, "refused");
+            peer.say(transfer, Message::Failed(fault));
+        }
+    }
+}
+
+/// A seat for what a client begins.
+fn begin(serving: &Serving, peer: &Arc<Peer>, transfer: TransferId) -> Result<Seat, Fault> {
+    if serving.is_draining() {
+        return Err(Fault::new(FaultCode::Busy, "the server is shutting down; try again later"));
+    }
+    if transfer == TransferId::NONE {
+        return Err(Fault::new(FaultCode::Protocol, "a transfer needs an id"));
+    }
+    if peer.seats() >= serving.limits.transfers_max {
+        let text = "the session has as many transfers as it may have; try again later";
+        return Err(Fault::new(FaultCode::Busy, text));
+    }
+    peer.seat(transfer)
+        .ok_or_else(|| Fault::new(FaultCode::Protocol, "a transfer with this id runs already"))
+}
+
+/// Spawns a transfer's or operation's task, whose end is told to whoever waits for quiet.
+fn run(serving: &Arc<Serving>, task: impl Future<Output = ()> + Send + 'static) {
+    let serving = Arc::clone(serving);
+    tokio::spawn(async move {
+        task.await;
+        serving.ended.notify_waiters();
+    });
+}
+
+/// The server's half of one transfer.
+async fn transfer_task(serving: Arc<Serving>, seat: Seat, open: Open) {
+    let (transfer, session) = (seat.transfer, seat.peer.id);
+    let pull = matches!(open.direction, Direction::Pull(_));
+    let direction = if pull { "pull" } else { "push" };
+    tracing::info!(%session, %transfer, direction, hash = ?open.hash, "transfer began");
+    // The owner is the client; it cancels by message.
+    let (_cancel, cancel) = watch::channel(None);
+    let watch = |roots| {
+        Watch::new(WatchOptions {
+            transfer,
+            roots,
+            shared: Arc::default(),
+            events: None,
+            cancel: cancel.clone(),
+            stall_timeout: STALL_TIMEOUT,
+        })
+    };
+    let peer = Arc::clone(&seat.peer);
+    let ended = match open.direction.clone() {
+        Direction::Pull(sources) => send(&serving, seat, &open, sources, watch).await,
+        Direction::Push { .. } => receive(&serving, seat, &open, watch).await,
+    };
+    match ended {
+        Ok(Ended { ledger, fault: None, .. }) => tracing::info!(
+            %session,
+            %transfer,
+            published = ledger.published,
+            unchanged = ledger.unchanged,
+            failed = ledger.failed,
+            bytes = ledger.bytes,
+            "transfer ended"
+        ),
+        Ok(Ended { fault: Some(fault), .. }) => {
+            let reason = fault.text.escape_debug();
+            tracing::info!(%session, %transfer, %reason, "transfer ended early");
+        }
+        Err(fault) => {
+            let reason = fault.text.escape_debug();
+            tracing::info!(%session, %transfer, %reason, "transfer refused");
+            peer.say(transfer, Message::Failed(fault));
+        }
+    }
+}
+
+async fn send(
+    serving: &Serving,
+    seat: Seat,
+    open: &Open,
+    sources: Vec<RemotePath>,
+    watch: impl FnOnce(Vec<Vec<u8>>) -> Watch,
+) -> Result<Ended, Fault> {
+    let mut specs = Vec::with_capacity(sources.len());
+    let mut roots = Vec::with_capacity(sources.len());
+    for source in sources {
+        let export = serving.export(&source)?;
+        specs.push(SourceSpec { root: Arc::clone(&export.root), path: source.path.clone() });
+        roots.push(source.path);
+    }
+    let walk = WalkOptions {
+        recursive: open.recursive,
+        preserve: open.preserve,
+        hash: open.hash,
+        chunk: open.chunk,
+    };
+    let options = SenderOptions {
+        first_region: seat.first_region(),
+        ..SenderOptions::new(open.hash, open.chunk)
+    };
+    seat.say(Message::Opened);
+    let run = Sending {
+        seat,
+        workers: serving.machinery.workers.clone(),
+        source: Arc::new(Source::new(specs, walk)),
+        options,
+        watch: watch(roots),
+    };
+    Ok(run.run().await)
+}
+
+async fn receive(
+    serving: &Serving,
+    seat: Seat,
+    open: &Open,
+    watch: impl FnOnce(Vec<Vec<u8>>) -> Watch,
+) -> Result<Ended, Fault> {
+    let Direction::Push { destination, placement, overwrite, sync } = open.direction.clone() else {
+        return Err(Fault::new(FaultCode::Internal, "a pull can't be received here"));
+    };
+    let export = serving.writable_export(&destination)?;
+    let roots = placement.roots.iter().map(|root| root.name.clone()).collect();
+    let options = SinkOptions { placement, overwrite, preserve: open.preserve, sync };
+    let root = Arc::clone(&export.root);
+    let sink = Sink::new(root, destination.path, options);
+    seat.say(Message::Opened);
+    let run = Receiving {
+        seat,
+        workers: serving.machinery.workers.clone(),
+        sink: Arc::new(sink),
+        options: ReceiverOptions {
+            end_when_full: true,
+            ..ReceiverOptions::new(open.hash, open.chunk)
+        },
+        watch: watch(roots),
+    };
+    Ok(run.run().await)
+}
+
+/// An error and its causes on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        next = source.source();
+    }
+    text.escape_debug().to_string()
+}

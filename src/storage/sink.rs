@@ -1,0 +1,297 @@
+//! The receiver's half of storage: what a manifest tells is made real under a destination.
+//!
+//! In: pages of the manifest, files' bytes (through part files, or whole in packs), and the word
+//! that an entry is complete. Out: what is wanted of each entry, published files, outcomes. The
+//! order of a file is: part file, data, times and attributes, sync, owner and mode, rename, sync of
+//! the directory; only then it is called done. Below the destination no symlink is followed and no
+//! name is used but those of the manifest. Nothing here knows peers, digests or the protocol.
+//!
+//! [`Sink`] is shared between worker threads: [`Sink::place`] is called in the manifest's order,
+//! everything else in any order and at the same time. The one lock guards tables, never a call into
+//! the kernel.
+
+mod apply;
+mod commit;
+mod compare;
+mod destination;
+mod directory;
+mod finish;
+mod link;
+mod media;
+mod notes;
+mod part;
+mod place;
+mod published;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+
+use self::apply::Rules;
+use self::destination::Destination;
+use self::directory::{Directories, Handle, Parent};
+use self::notes::Notes;
+use self::part::{PartFile, UniqueNames};
+use self::published::Published;
+use crate::ids::EntryId;
+use crate::manifest::{Metadata, Name};
+use crate::storage::error::StorageError;
+use crate::storage::root::Root;
+use crate::wire::message::{Outcome, Overwrite, Placement, Preserve};
+use crate::wire::{Fault, FaultCode};
+
+pub use self::store::PackFile;
+
+/// Share of the process's descriptors that one transfer keeps for open directories, and again for
+/// the files of a group commit: one in so many.
+const DESCRIPTORS_SHARE: u64 = 8;
+/// Most descriptors for either, however many there are.
+const DESCRIPTORS_MAX: u64 = 512;
+/// Fewest, however few there are.
+const DESCRIPTORS_MIN: u64 = 8;
+
+/// How a receiver treats its destination.
+#[derive(Clone, Debug)]
+pub struct SinkOptions {
+    /// How sources become names.
+    pub placement: Placement,
+    /// What to do about what is there.
+    pub overwrite: Overwrite,
+    /// What is carried beside data and mtime.
+    pub preserve: Preserve,
+    /// Whether entries are durable before they count as done.
+    pub sync: bool,
+}
+
+/// What becomes of an entry that a page told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// Its content is wanted: prepare it, or store it from a pack.
+    Fetch,
+    /// It is done with.
+    Settled(Outcome),
+    /// It is to be linked once the file with this handle is settled.
+    Link {
+        /// The file.
+        to: EntryId,
+    },
+    /// The directory is there; its outcome comes when all below it is settled.
+    Directory,
+}
+
+/// What became of a page.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlacedPage {
+    /// One for each entry of the page, in its order.
+    pub entries: Vec<(EntryId, Placed)>,
+    /// Directories that ended with nothing outstanding.
+    pub finished: Vec<(EntryId, Outcome)>,
+}
+
+/// Results by entry.
+pub type Results = Vec<(EntryId, Result<(), Fault>)>;
+
+/// The receiver's side of one transfer.
+#[derive(Debug)]
+pub struct Sink {
+    destination: Destination,
+    rules: Rules,
+    overwrite: Overwrite,
+    sync: bool,
+    /// Most files open at once in a group commit.
+    group_files_max: usize,
+    notes: Notes,
+    unique: UniqueNames,
+    published: Mutex<Published>,
+    table: Mutex<Table>,
+}
+
+/// Directories and entries that are not settled.
+#[derive(Debug)]
+struct Table {
+    directories: Directories,
+    pending: HashMap<EntryId, Pending>,
+    /// Directory (file system and number) and stem of every pending entry: one name is written by
+    /// one entry at a time.
+    names: HashSet<(u64, u64, u64)>,
+    /// The lowest id that the manifest may tell next.
+    next: EntryId,
+}
+
+/// A file or link that is wanted.
+#[derive(Debug)]
+struct Pending {
+    job: Job,
+    key: (u64, u64, u64),
+    state: State,
+}
+
+/// What has to be known to make an entry real.
+#[derive(Clone, Debug)]
+struct Job {
+    parent: Parent,
+    name: Name,
+    metadata: Metadata,
+    /// Later entries may be hard links to it.
+    linked: bool,
+    /// Mode of the file that it replaces.
+    existing_mode: Option<u32>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nothing was made for it.
+    Wanted,
+    /// A link to this entry is wanted.
+    Link(EntryId),
+    /// Its part file is being filled.
+    Open(Arc<PartFile>),
+    /// A job is at work on it.
+    Busy,
+    /// It is there.
+    Done,
+}
+
+impl Sink {
+    /// A sink for `destination`, a path below `root`; a trailing slash counts as
+    /// [`Placement::into_directory`]. Nothing is looked at or made before the first page.
+    pub fn new(root: Arc<Root>, destination: impl Into<Vec<u8>>, options: SinkOptions) -> Self {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let share = limit.unwrap_or(u64::MAX) / DESCRIPTORS_SHARE;
+        let share = share.clamp(DESCRIPTORS_MIN, DESCRIPTORS_MAX);
+        let share = usize::try_from(share).unwrap_or(usize::MAX);
+        Self::with_descriptors(root, destination.into(), options, share)
+    }
+
+    fn with_descriptors(
+        root: Arc<Root>,
+        destination: Vec<u8>,
+        options: SinkOptions,
+        share: usize,
+    ) -> Self {
+        let SinkOptions {
+            placement,
+            overwrite,
+            preserve,
+            sync,
+        } = options;
+        Self {
+            destination: Destination::new(root, destination, placement, sync),
+            rules: Rules::new(preserve),
+            overwrite,
+            sync,
+            group_files_max: share,
+            notes: Notes::default(),
+            unique: UniqueNames::new(),
+            published: Mutex::default(),
+            table: Mutex::new(Table {
+                directories: Directories::new(share),
+                pending: HashMap::new(),
+                names: HashSet::new(),
+                next: EntryId(0),
+            }),
+        }
+    }
+
+    /// Sentences about what was left out or done otherwise, each kind once; those since the last
+    /// call. They are no failures.
+    pub fn take_notes(&self) -> Vec<String> {
+        self.notes.take()
+    }
+
+    /// Gives an entry's part file up, if it has one: closes it and removes its hidden name. The
+    /// entry can be prepared again until it is settled.
+    pub fn abandon(&self, entry: EntryId) {
+        let part = {
+            let mut table = self.table();
+            let Some(pending) = table.pending.get_mut(&entry) else {
+                return;
+            };
+            match std::mem::replace(&mut pending.state, State::Wanted) {
+                State::Open(part) => Some(part),
+                other => {
+                    pending.state = other;
+                    None
+                }
+            }
+        };
+        if let Some(part) = part {
+            part.remove();
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // A panic elsewhere leaves counts that are too high at worst, so directories unfinished.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The open directory that an entry hangs in. `shown` is what messages name.
+    fn handle(&self, parent: &Parent, shown: &[u8]) -> Result<Arc<Handle>, Fault> {
+        let failed = |errno| StorageError::new("open the directory of", shown, errno);
+        let route = match self.table().directories.reach(parent) {
+            Ok(Ok(handle)) => return Ok(handle),
+            Ok(Err(route)) => route,
+            Err(errno) => return Err(failed(errno).into()),
+        };
+        let opened = route.open().map_err(|errno| match errno {
+            Errno::STALE => {
+                let text = "its directory was replaced while the transfer ran; run it again";
+                StorageError::refused("write", shown, FaultCode::Storage, text)
+            }
+            errno => failed(errno),
+        })?;
+        let mut table = self.table();
+        let mut last = None;
+        for (id, handle) in opened {
+            table.directories.keep(id, handle.clone());
+            last = Some(handle);
+        }
+        last.ok_or_else(|| failed(Errno::NOENT).into())
+    }
+
+    /// Takes an entry for a job; its state is given back by [`Self::give_back`].
+    fn take_for_job(&self, entry: EntryId) -> Result<(Job, State), Fault> {
+        let mut table = self.table();
+        let Some(pending) = table.pending.get_mut(&entry) else {
+            return Err(not_wanted(entry));
+        };
+        match std::mem::replace(&mut pending.state, State::Busy) {
+            State::Busy => Err(not_wanted(entry)),
+            State::Done => {
+                pending.state = State::Done;
+                Err(not_wanted(entry))
+            }
+            state => Ok((pending.job.clone(), state)),
+        }
+    }
+
+    fn give_back(&self, entry: EntryId, state: State) {
+        if let Some(pending) = self.table().pending.get_mut(&entry) {
+            pending.state = state;
+        }
+        // Otherwise it was settled in the meantime; dropping the state removes a part file.
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        let table = self.table.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for pending in table.pending.values() {
+            // Lanes may hold the file for a moment longer; its name goes now.
+            if let State::Open(part) = &pending.state {
+                part.remove();
+            }
+        }
+    }
+}
+
+fn not_wanted(entry: EntryId) -> Fault {
+    Fault::new(
+        FaultCode::Internal,
+        format!("entry {entry} is not one that can be worked on now"),
+    )
+}

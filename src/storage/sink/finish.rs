@@ -1,0 +1,120 @@
+//! Settling entries, and finishing directories when all below them is settled.
+//!
+//! In: the word that entries are done with. Out: directories with their final mode and times, from
+//! the bottom up, each told once. Times come last of all, because making names in a directory
+//! changes them; modes come that late because a directory may be closed to its own owner.
+
+use std::sync::Arc;
+
+use rustix::fs::{Mode, fchmod, fsync, futimens};
+
+use super::Sink;
+use super::apply::times;
+use super::directory::{Directory, Handle, Parent};
+use crate::ids::EntryId;
+use crate::storage::error::StorageError;
+use crate::storage::status::Status;
+use crate::wire::Fault;
+use crate::wire::message::Outcome;
+
+/// Directories whose syncs are put together: the first one's journal commit serves the others.
+const SYNCED_TOGETHER_MAX: usize = 64;
+
+impl Sink {
+    /// These entries are done with, however they ended. Tells the directories that this finished.
+    ///
+    /// Entries that [`Sink::place`] settled itself may be told here too; that changes nothing. A
+    /// part file that was not published is removed.
+    pub fn settled(&self, entries: &[EntryId]) -> Vec<(EntryId, Outcome)> {
+        let mut ready = Vec::new();
+        let mut dropped = Vec::new();
+        {
+            let mut table = self.table();
+            for entry in entries {
+                let Some(pending) = table.pending.remove(entry) else {
+                    continue;
+                };
+                table.names.remove(&pending.key);
+                ready.extend(table.directories.settle(&pending.job.parent));
+                // Removing a part file is not done under the lock.
+                dropped.push(pending.state);
+            }
+        }
+        drop(dropped);
+        self.finish(ready)
+    }
+
+    /// Finishes directories and, where that was the last thing missing, those above.
+    pub(super) fn finish(&self, mut ready: Vec<EntryId>) -> Vec<(EntryId, Outcome)> {
+        let mut outcomes = Vec::new();
+        let mut unsynced = Vec::new();
+        while let Some(id) = ready.pop() {
+            let handle = self.handle(&Parent::Entry(id), b"");
+            let Some(directory) = self.table().directories.take(id) else {
+                continue;
+            };
+            let answer = handle.and_then(|handle| {
+                let changed = self.finish_one(&handle, &directory)?;
+                Ok((handle, changed))
+            });
+            let outcome = match answer {
+                Ok((_, false)) => Outcome::Unchanged,
+                Ok((handle, true)) => {
+                    if self.sync && handle.media.can_sync() {
+                        unsynced.push((outcomes.len(), handle));
+                    }
+                    Outcome::Published {
+                        bytes: 0,
+                        digest: None,
+                    }
+                }
+                Err(fault) => Outcome::Failed(fault),
+            };
+            outcomes.push((id, outcome));
+            if unsynced.len() >= SYNCED_TOGETHER_MAX {
+                sync(&mut unsynced, &mut outcomes);
+            }
+            ready.extend(self.table().directories.settle(&directory.parent));
+        }
+        sync(&mut unsynced, &mut outcomes);
+        outcomes
+    }
+
+    /// Gives a directory its final metadata. Tells whether anything about it changed.
+    fn finish_one(&self, handle: &Handle, directory: &Directory) -> Result<bool, Fault> {
+        let shown = &*handle.path;
+        let failed = |op| move |errno| StorageError::new(op, shown, errno);
+        let now = Status::of(handle).map_err(failed("look at"))?;
+        let metadata = &directory.metadata;
+        let mode = self
+            .rules
+            .directory_mode(metadata.mode, &directory.before, directory.made);
+        // Opened up for this run only, so giving the mode back is no change.
+        let opened_up = now.mode != mode && directory.before.mode == mode;
+        let seen = if opened_up {
+            Status { mode, ..now }
+        } else {
+            now
+        };
+        let updated = self
+            .rules
+            .update(handle, shown, metadata, &seen, mode, &self.notes)?;
+        if opened_up {
+            fchmod(handle, Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))?;
+        }
+        let timed = directory.touched || now.mtime != metadata.mtime;
+        if timed {
+            futimens(handle, &times(metadata.mtime)).map_err(failed("set the time of"))?;
+        }
+        Ok(updated || timed)
+    }
+}
+
+fn sync(unsynced: &mut Vec<(usize, Arc<Handle>)>, outcomes: &mut [(EntryId, Outcome)]) {
+    for (index, handle) in unsynced.drain(..) {
+        if let Err(errno) = fsync(&*handle) {
+            let error = StorageError::new("sync", &*handle.path, errno);
+            outcomes[index].1 = Outcome::Failed(error.into());
+        }
+    }
+}

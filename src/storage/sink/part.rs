@@ -1,0 +1,366 @@
+//! Part files: the hidden names under which files grow until they are renamed.
+//!
+//! In: a held directory and the final name. Out: an open, locked file that only this run writes,
+//! with its way around the page cache where that pays. The one rule for removal: a name is
+//! unlinked only while it still is the inode that was made here, or was proved to be a leftover of
+//! ours. Nothing here knows metadata, entries or when a file is complete.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::fs::{
+    AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags, fallocate, fchmod, flock,
+    fstatvfs, ftruncate, openat, statx, unlinkat,
+};
+use rustix::io::{Errno, pwrite};
+
+use super::directory::Handle;
+use super::media::Media;
+use crate::manifest::Name;
+use crate::storage::error::{ShownPath, StorageError};
+use crate::storage::file::{DirectIo, SinkFile};
+use crate::storage::status::Status;
+use crate::units::ByteRange;
+use crate::wire::FaultCode;
+
+/// Every name that a run makes before the final one starts like this,
+const PREFIX: &[u8] = b".rdcp-";
+/// and ends like this; 16 hexadecimal digits stand between.
+const SUFFIX: &[u8] = b".part";
+const DIGITS: usize = 16;
+
+/// Files from this length on are written around the page cache where the file system lets us:
+/// below it the cache is as cheap, and a sync soon after finds little to do.
+const DIRECT_BYTES_MIN: u64 = 4 << 20;
+/// Blocks of direct IO. A page at least, so that a direct write never shares a page of the cache
+/// with the buffered write of the tail.
+const DIRECT_ALIGNMENT_BYTES: u32 = 4096;
+/// How often a part file is made anew when another process removes it between two steps.
+const RACES_MAX: usize = 8;
+
+/// What identifies a final name in its part file's name.
+pub(crate) fn stem_of(name: &Name) -> u64 {
+    let hash = blake3::hash(name.as_bytes());
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash.as_bytes()[..8]);
+    u64::from_be_bytes(first)
+}
+
+/// `.rdcp-0123456789abcdef.part`. Always the same length, so that a final name of `NAME_MAX` bytes
+/// has one too.
+pub(crate) fn part_name(stem: u64) -> Name {
+    let mut bytes = Vec::with_capacity(PREFIX.len() + DIGITS + SUFFIX.len());
+    bytes.extend_from_slice(PREFIX);
+    for byte in stem.to_be_bytes() {
+        bytes.extend([byte >> 4, byte & 0xf].map(|digit| b"0123456789abcdef"[usize::from(digit)]));
+    }
+    bytes.extend_from_slice(SUFFIX);
+    Name::new(bytes).expect("a short name of harmless letters is a name")
+}
+
+/// Names that no other run makes, for what is renamed at once: small files, symlinks, links.
+#[derive(Debug)]
+pub(crate) struct UniqueNames(AtomicU64);
+
+impl UniqueNames {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU64::new(u64::from_ne_bytes(
+            crate::sys::random_bytes(),
+        )))
+    }
+
+    pub(crate) fn next(&self) -> Name {
+        part_name(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A file that is being filled, under its hidden name.
+#[derive(Debug)]
+pub(crate) struct PartFile {
+    directory: Arc<Handle>,
+    name: Name,
+    file: OwnedFd,
+    direct: Option<OwnedFd>,
+    len: u64,
+    inode: (u64, u64),
+    natural_mode: u32,
+    /// Whether the hidden name still has to be removed.
+    named: AtomicBool,
+}
+
+impl PartFile {
+    /// Makes the part file of `name` with `len` bytes, all holes, for its owner only.
+    ///
+    /// With `natural` it tells as [`Self::natural_mode`] what the kernel makes of that mode here,
+    /// by umask or an inherited access list; for that the file, still empty, has it for a moment.
+    pub(crate) fn create(
+        directory: Arc<Handle>,
+        name: &Name,
+        len: u64,
+        natural: Option<u32>,
+    ) -> Result<Self, StorageError> {
+        let shown = directory.shown(name);
+        let part = part_name(stem_of(name));
+        let private = Mode::RUSR | Mode::WUSR;
+        let mode = natural.map_or(private, |mode| Mode::from_raw_mode(mode & 0o777));
+        let failed = |op| {
+            let shown = &shown;
+            move |errno: Errno| StorageError::new(op, shown.as_slice(), errno)
+        };
+        for _ in 0..RACES_MAX {
+            let file = match create_new(&directory, &part, mode) {
+                Err(Errno::EXIST) => {
+                    remove_leftover(&directory, &part, &shown)?;
+                    continue;
+                }
+                answer => answer.map_err(failed("create a part file for"))?,
+            };
+            let made = Status::of(&file).map_err(failed("look at the part file of"))?;
+            let mut new = Self {
+                directory: directory.clone(),
+                name: part.clone(),
+                file,
+                direct: None,
+                len,
+                inode: (made.device, made.inode),
+                natural_mode: made.mode,
+                named: AtomicBool::new(true),
+            };
+            // Somebody may take it for a leftover in the moment before it is locked.
+            let is_ours = lock(&new.file).map_err(failed("lock the part file of"))?;
+            if !is_ours || !is_still(&directory, &part, new.inode) {
+                continue;
+            }
+            if natural.is_some() {
+                fchmod(&new.file, private).map_err(failed("set the mode of"))?;
+            }
+            ftruncate(&new.file, len).map_err(failed("set the length of"))?;
+            new.direct = new.open_direct();
+            return Ok(new);
+        }
+        Err(busy(&shown))
+    }
+
+    /// The mode that the kernel gave it when it was made.
+    pub(crate) fn natural_mode(&self) -> u32 {
+        self.natural_mode
+    }
+
+    pub(crate) fn directory(&self) -> &Arc<Handle> {
+        &self.directory
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The hidden name is gone: it was renamed.
+    pub(crate) fn renamed(&self) {
+        self.named.store(false, Ordering::Release);
+    }
+
+    /// Removes the hidden name, if it still is this file.
+    pub(crate) fn remove(&self) {
+        if self.named.swap(false, Ordering::AcqRel)
+            && is_still(&self.directory, &self.name, self.inode)
+        {
+            // Nobody is left to be told; `rdcp clean` finds what stays.
+            let _ = unlinkat(&self.directory, self.name.as_bytes(), AtFlags::empty());
+        }
+    }
+
+    /// A second descriptor without the page cache, for long files on devices. `None` wherever it
+    /// does not work: it only saves time.
+    fn open_direct(&self) -> Option<OwnedFd> {
+        if self.len < DIRECT_BYTES_MIN || self.directory.media != Media::Disk {
+            return None;
+        }
+        let flags =
+            OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let direct = openat(&self.directory, self.name.as_bytes(), flags, Mode::empty()).ok()?;
+        let told = statx(
+            &direct,
+            c"",
+            AtFlags::EMPTY_PATH,
+            StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN,
+        )
+        .ok()?;
+        let same = Status::from(&told);
+        if (same.device, same.inode) != self.inode {
+            return None;
+        }
+        if StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::DIOALIGN) {
+            let needed = told.stx_dio_mem_align.max(told.stx_dio_offset_align);
+            // 0 means that direct IO does not work on this file, whatever the open said.
+            if told.stx_dio_offset_align == 0 || needed > DIRECT_ALIGNMENT_BYTES {
+                return None;
+            }
+        }
+        Some(direct)
+    }
+}
+
+impl Drop for PartFile {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+impl SinkFile for PartFile {
+    fn write_at(&self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match pwrite(&self.file, bytes, offset) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    bytes = &bytes[written..];
+                    offset += written as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn direct(&self) -> Option<DirectIo<'_>> {
+        let fd = self.direct.as_ref()?.as_fd();
+        Some(DirectIo {
+            fd,
+            alignment_bytes: DIRECT_ALIGNMENT_BYTES,
+        })
+    }
+
+    fn allocate(&self, ranges: &[ByteRange]) -> io::Result<()> {
+        let ranges = ranges.iter().map(|range| {
+            range.intersect(ByteRange {
+                start: 0,
+                end: self.len,
+            })
+        });
+        if self.directory.media == Media::Memory {
+            // Reserving pages there costs as much as writing them; asking is free.
+            return room_for(&self.file, ranges.map(ByteRange::len).sum());
+        }
+        for range in ranges.filter(|range| !range.is_empty()) {
+            loop {
+                match fallocate(
+                    &self.file,
+                    FallocateFlags::empty(),
+                    range.start,
+                    range.len(),
+                ) {
+                    Ok(()) => break,
+                    Err(Errno::INTR) => {}
+                    Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(()),
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn create_new(directory: &Handle, part: &Name, mode: Mode) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(directory, part.as_bytes(), flags, mode)
+}
+
+/// Locks a file against other transfers; `false` if another one has the lock.
+fn lock(file: &OwnedFd) -> rustix::io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        // File systems without locks have at least O_EXCL.
+        Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK | Errno::INVAL) => Ok(true),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn is_still(directory: &Handle, name: &Name, inode: (u64, u64)) -> bool {
+    Status::at(directory, name).is_ok_and(|seen| (seen.device, seen.inode) == inode)
+}
+
+/// Removes a part file that an earlier run of ours left, and nothing else.
+fn remove_leftover(directory: &Handle, part: &Name, shown: &[u8]) -> Result<(), StorageError> {
+    let failed = |errno: Errno| StorageError::new("take over the part file of", shown, errno);
+    // NONBLOCK: a planted FIFO must not hold us up.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let left = match openat(directory, part.as_bytes(), flags, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::LOOP) => return Err(foreign(directory, part, shown)),
+        answer => answer.map_err(failed)?,
+    };
+    let status = Status::of(&left).map_err(failed)?;
+    let ours = status.is_file()
+        && status.links <= 1
+        && status.uid == rustix::process::geteuid().as_raw()
+        && status.mode & 0o022 == 0;
+    if !ours {
+        return Err(foreign(directory, part, shown));
+    }
+    if !lock(&left).map_err(failed)? {
+        return Err(busy(shown));
+    }
+    if !is_still(directory, part, (status.device, status.inode)) {
+        return Ok(());
+    }
+    match unlinkat(directory, part.as_bytes(), AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(failed(errno)),
+    }
+}
+
+fn busy(shown: &[u8]) -> StorageError {
+    let text = format!(
+        "another transfer is writing '{}'; wait for it or stop it",
+        ShownPath(shown)
+    );
+    StorageError::refused("write", shown, FaultCode::Busy, text)
+}
+
+fn foreign(directory: &Handle, part: &Name, shown: &[u8]) -> StorageError {
+    let text = format!(
+        "'{}' is in the way and not a part file of this user; look at it and remove it",
+        ShownPath(&directory.shown(part))
+    );
+    StorageError::refused("write", shown, FaultCode::Denied, text)
+}
+
+fn room_for(file: impl AsFd, bytes: u64) -> io::Result<()> {
+    let told = fstatvfs(file)?;
+    // No blocks at all: the file system has no limit of its own.
+    if told.f_blocks != 0 && told.f_bavail.saturating_mul(told.f_frsize) < bytes {
+        return Err(Errno::NOSPC.into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::at::is_hidden;
+
+    #[test]
+    fn part_names_are_short_and_hidden_from_listings() {
+        let longest = Name::new(vec![0xff; 255]).unwrap();
+        let part = part_name(stem_of(&longest));
+        assert_eq!(part.as_bytes().len(), 27);
+        assert!(is_hidden(part.as_bytes()));
+        assert_eq!(
+            part_name(0x0123_4567_89ab_cdef).as_bytes(),
+            b".rdcp-0123456789abcdef.part"
+        );
+    }
+
+    #[test]
+    fn unique_names_differ() {
+        let names = UniqueNames::new();
+        assert_ne!(names.next(), names.next());
+    }
+}

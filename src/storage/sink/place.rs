@@ -1,0 +1,563 @@
+//! One page of the manifest: what becomes of each entry.
+//!
+//! In: entries in the walk's order. Out: directories and symlinks made, files compared, the rest
+//! wanted. A sender is not trusted: ids must ascend, a directory must have been told before what
+//! lies in it, nothing may be nested too deeply, one name is written once at a time; what breaks
+//! this fails with a fault of its own and harms nothing else.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, chmod, mkdirat, symlinkat, unlinkat};
+use rustix::io::Errno;
+
+use super::apply::{OWNER_ALL, Rules, set_symlink_time};
+use super::commit::rename;
+use super::compare::{self, Decision, Offered};
+use super::directory::{Handle, Known, Parent};
+use super::part::stem_of;
+use super::{Job, Pending, Placed, PlacedPage, Sink, State};
+use crate::ids::EntryId;
+use crate::limits::{DEPTH_MAX, PATH_BYTES_MAX};
+use crate::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place};
+use crate::storage::at;
+use crate::storage::error::{ShownPath, StorageError};
+use crate::storage::status::Status;
+use crate::units::Timestamp;
+use crate::wire::message::{Outcome, Overwrite};
+use crate::wire::{Fault, FaultCode};
+
+/// Most directories that are open at once: a walk goes depth first.
+const UNENDED_MAX: usize = DEPTH_MAX + 1;
+
+/// Where an entry is put.
+struct Spot {
+    parent: Parent,
+    directory: Arc<Handle>,
+    /// `None`: it is the directory itself.
+    name: Option<Name>,
+    /// The directory was made by this run, so nothing is expected in it.
+    fresh: bool,
+}
+
+/// What one page needs to remember.
+struct Page {
+    now: Timestamp,
+    /// The directory that the last entry was put in, as most have the same as the one before.
+    last: Option<(EntryId, Arc<Handle>, bool)>,
+    /// Directories with new symlinks, to be synced before those count as done.
+    unsynced: Vec<(Parent, Arc<Handle>)>,
+}
+
+impl Sink {
+    /// Decides about the entries of one page, in the manifest's order.
+    pub fn place(&self, items: Vec<Item>) -> PlacedPage {
+        let mut page = Page {
+            now: compare::now(),
+            last: None,
+            unsynced: Vec::new(),
+        };
+        let mut placed = PlacedPage::default();
+        let mut ended = Vec::new();
+        for item in items {
+            match item {
+                Item::Entry(entry) => {
+                    let id = entry.id;
+                    let answer = self.place_entry(entry, &mut page);
+                    placed.entries.push((id, answer.unwrap_or_else(failed)));
+                }
+                Item::Note(Note::DirectoryEnd { directory, .. }) => {
+                    // It may be the one remembered, and nothing more is taken into it.
+                    page.last = None;
+                    // The end of what is not open ends nothing.
+                    if self.table().directories.end(directory) == Ok(true) {
+                        ended.push(directory);
+                    }
+                }
+                // What a sender skipped is told to the user by others.
+                Item::Note(_) => {}
+            }
+        }
+        self.sync_symlinks(&page.unsynced, &mut placed);
+        placed.finished.extend(self.finish(ended));
+        placed
+    }
+
+    fn place_entry(&self, entry: Entry, page: &mut Page) -> Result<Placed, Fault> {
+        let Entry {
+            id,
+            place,
+            kind,
+            metadata,
+        } = entry;
+        self.claim(id)?;
+        let is_directory = kind == EntryKind::Directory;
+        let spot = self.spot(&place, is_directory, page);
+        if is_directory {
+            let answer = spot.and_then(|spot| self.place_directory(id, spot, metadata));
+            if let Err(fault) = &answer {
+                let mut table = self.table();
+                if table.directories.unended() < UNENDED_MAX {
+                    table.directories.add_failed(id, fault.code);
+                }
+            }
+            return answer;
+        }
+        let spot = spot?;
+        match kind {
+            EntryKind::File { len, linked } => self.place_file(
+                id,
+                spot,
+                Offered {
+                    len,
+                    mtime: metadata.mtime,
+                },
+                linked,
+                metadata,
+                page,
+            ),
+            EntryKind::Symlink(target) => self.place_symlink(spot, &target, &metadata, page),
+            EntryKind::HardLink(to) => self.place_link(id, spot, to, metadata),
+            EntryKind::Directory => Err(protocol("a directory was told twice")),
+        }
+    }
+
+    /// Ids ascend, so none is told twice.
+    fn claim(&self, id: EntryId) -> Result<(), Fault> {
+        let mut table = self.table();
+        if id < table.next || id.0 == u64::MAX {
+            return Err(protocol(format!("entry {id} was told out of order")));
+        }
+        table.next = EntryId(id.0 + 1);
+        Ok(())
+    }
+
+    fn spot(&self, place: &Place, is_directory: bool, page: &mut Page) -> Result<Spot, Fault> {
+        match place {
+            Place::Root(source) => {
+                let target = self.destination.target(*source, is_directory)?;
+                let parent = Parent::Held(target.directory.clone());
+                Ok(Spot {
+                    parent,
+                    directory: target.directory,
+                    name: target.name,
+                    fresh: false,
+                })
+            }
+            Place::In(id, name) => self.spot_in(*id, name, page),
+        }
+        .and_then(|spot| match &spot.name {
+            Some(name) if at::is_hidden(name.as_bytes()) => {
+                let text = format!(
+                    "'{}' was left out: names of this form are those of unfinished files",
+                    ShownPath(&spot.directory.shown(name))
+                );
+                Err(Fault::new(FaultCode::Invalid, text))
+            }
+            _ => Ok(spot),
+        })
+    }
+
+    fn spot_in(&self, id: EntryId, name: &Name, page: &mut Page) -> Result<Spot, Fault> {
+        let parent = Parent::Entry(id);
+        if let Some((last, directory, fresh)) = &page.last
+            && *last == id
+        {
+            let directory = directory.clone();
+            return Ok(Spot {
+                parent,
+                directory,
+                name: Some(name.clone()),
+                fresh: *fresh,
+            });
+        }
+        let fresh = match self.table().directories.known(id) {
+            Known::Placed(directory) if !directory.ended => directory.made,
+            Known::Failed(code) => {
+                let shown = ShownPath(name.as_bytes());
+                let text = format!("can't write '{shown}': its directory could not be used");
+                return Err(Fault::new(code, text));
+            }
+            _ => {
+                let shown = ShownPath(name.as_bytes());
+                let text = format!("'{shown}' was told in {id}, which is no open directory");
+                return Err(protocol(text));
+            }
+        };
+        let directory = self.handle(&parent, name.as_bytes())?;
+        page.last = Some((id, directory.clone(), fresh));
+        Ok(Spot {
+            parent,
+            directory,
+            name: Some(name.clone()),
+            fresh,
+        })
+    }
+
+    fn place_directory(
+        &self,
+        id: EntryId,
+        spot: Spot,
+        metadata: Metadata,
+    ) -> Result<Placed, Fault> {
+        if self.table().directories.unended() >= UNENDED_MAX {
+            return Err(protocol(format!(
+                "directories are nested more than {DEPTH_MAX} deep"
+            )));
+        }
+        let Spot {
+            parent,
+            directory,
+            name,
+            ..
+        } = spot;
+        let (opened, made) = match &name {
+            None => {
+                let status = Status::of(&*directory)
+                    .map_err(|errno| StorageError::new("look at", &*directory.path, errno))?;
+                ((directory, status), false)
+            }
+            Some(name) => make_directory(&directory, name, &metadata)?,
+        };
+        let mut table = self.table();
+        if made {
+            table.directories.touch(&parent);
+        }
+        table
+            .directories
+            .add(id, parent, name, metadata, opened, made);
+        Ok(Placed::Directory)
+    }
+
+    fn place_file(
+        &self,
+        id: EntryId,
+        spot: Spot,
+        offered: Offered,
+        linked: bool,
+        metadata: Metadata,
+        page: &Page,
+    ) -> Result<Placed, Fault> {
+        let (there, spot) = what_is_there(spot)?;
+        if let Some(there) = &there {
+            let (directory, name) = (&spot.directory, spot.name()?);
+            let shown = directory.shown(name);
+            let stays = match compare::file(offered, there, self.overwrite, page.now) {
+                Decision::Replace => false,
+                Decision::Keep => true,
+                Decision::Same => {
+                    self.update_file(directory, name, &shown, &metadata, there)?;
+                    true
+                }
+                Decision::Exists => return Err(exists(&shown)),
+            };
+            if stays {
+                self.remember(id, linked, shown)?;
+                return Ok(Placed::Settled(Outcome::Unchanged));
+            }
+        }
+        let existing_mode = there.filter(Status::is_file).map(|there| there.mode);
+        self.want(id, spot, metadata, linked, existing_mode, State::Wanted)?;
+        Ok(Placed::Fetch)
+    }
+
+    /// Content is the same; the rest is brought up to date where that was asked for.
+    fn update_file(
+        &self,
+        directory: &Handle,
+        name: &Name,
+        shown: &[u8],
+        metadata: &Metadata,
+        there: &Status,
+    ) -> Result<(), Fault> {
+        let mode = self
+            .rules
+            .exact_mode(metadata.mode, None)
+            .unwrap_or(there.mode);
+        let preserve = self.rules.preserve;
+        let differs = mode != there.mode
+            || (preserve.owner && (metadata.uid, metadata.gid) != (there.uid, there.gid));
+        if !differs && !preserve.xattrs {
+            return Ok(());
+        }
+        let (file, status) = at::open_regular(directory, name)
+            .map_err(|errno| StorageError::new("open", shown, errno))?;
+        if !status.same_file(there) {
+            let text = "it was replaced while it was looked at; run it again";
+            return Err(StorageError::refused("update", shown, FaultCode::Storage, text).into());
+        }
+        self.rules
+            .update(&file, shown, metadata, there, mode, &self.notes)?;
+        Ok(())
+    }
+
+    fn place_symlink(
+        &self,
+        spot: Spot,
+        target: &[u8],
+        metadata: &Metadata,
+        page: &mut Page,
+    ) -> Result<Placed, Fault> {
+        if !self.rules.preserve.symlinks {
+            return Err(protocol("a symbolic link was told that was not asked for"));
+        }
+        if target.is_empty() || target.len() > PATH_BYTES_MAX || target.contains(&0) {
+            return Err(protocol(
+                "a symbolic link has a target that no link can have",
+            ));
+        }
+        let (there, spot) = what_is_there(spot)?;
+        let (directory, name) = (&spot.directory, spot.name()?);
+        let shown = directory.shown(name);
+        if let Some(there) = &there {
+            let same = there.is_symlink()
+                && at::read_link(directory, name).is_ok_and(|present| present == target);
+            match compare::symlink(same, metadata.mtime, there, self.overwrite) {
+                Decision::Replace => {}
+                Decision::Keep => return Ok(Placed::Settled(Outcome::Unchanged)),
+                Decision::Same => {
+                    if !compare::is_same_time(there.mtime, metadata.mtime) {
+                        set_symlink_time(directory, name, metadata.mtime).map_err(|errno| {
+                            StorageError::new("set the time of", &*shown, errno)
+                        })?;
+                    }
+                    return Ok(Placed::Settled(Outcome::Unchanged));
+                }
+                Decision::Exists => return Err(exists(&shown)),
+            }
+        }
+        self.make_symlink(directory, name, &shown, target, metadata)?;
+        self.table().directories.touch(&spot.parent);
+        if self.sync {
+            page.note_unsynced(&spot.parent, directory);
+        }
+        Ok(Placed::Settled(Outcome::Published {
+            bytes: 0,
+            digest: None,
+        }))
+    }
+
+    /// Under a name of our own first: whoever looks sees the old link or the new one.
+    fn make_symlink(
+        &self,
+        directory: &Handle,
+        name: &Name,
+        shown: &[u8],
+        target: &[u8],
+        metadata: &Metadata,
+    ) -> Result<(), Fault> {
+        let hidden = self.unique.next();
+        symlinkat(target, directory, hidden.as_bytes())
+            .map_err(|errno| StorageError::new("make the symbolic link", shown, errno))?;
+        let answer = self
+            .rules
+            .apply_to_symlink(directory, &hidden, shown, metadata, &self.notes)
+            .and_then(|()| rename(directory, &hidden, name, self.must_be_new(), shown));
+        if answer.is_err() {
+            let _ = unlinkat(directory, hidden.as_bytes(), AtFlags::empty());
+        }
+        Ok(answer?)
+    }
+
+    fn place_link(
+        &self,
+        id: EntryId,
+        spot: Spot,
+        to: EntryId,
+        metadata: Metadata,
+    ) -> Result<Placed, Fault> {
+        if !self.rules.preserve.hard_links {
+            return Err(protocol("a hard link was told that was not asked for"));
+        }
+        if to >= id {
+            return Err(protocol("a hard link was told before its file"));
+        }
+        let (there, spot) = what_is_there(spot)?;
+        if there.is_some() {
+            match self.overwrite {
+                Overwrite::Error => return Err(exists(&spot.directory.shown(spot.name()?))),
+                Overwrite::Never => return Ok(Placed::Settled(Outcome::Unchanged)),
+                _ => {}
+            }
+        }
+        self.want(id, spot, metadata, false, None, State::Link(to))?;
+        Ok(Placed::Link { to })
+    }
+
+    fn want(
+        &self,
+        id: EntryId,
+        spot: Spot,
+        metadata: Metadata,
+        linked: bool,
+        existing_mode: Option<u32>,
+        state: State,
+    ) -> Result<(), Fault> {
+        let Spot {
+            parent,
+            directory,
+            name,
+            ..
+        } = spot;
+        let name = name.ok_or_else(nameless)?;
+        let key = (directory.inode.0, directory.inode.1, stem_of(&name));
+        let mut table = self.table();
+        if !table.names.insert(key) {
+            let shown = directory.shown(&name);
+            let text = format!("two sources want to be '{}' at once", ShownPath(&shown));
+            return Err(Fault::new(FaultCode::Exists, text));
+        }
+        table.directories.count(&parent, 1);
+        table.directories.touch(&parent);
+        let job = Job {
+            parent,
+            name,
+            metadata,
+            linked,
+            existing_mode,
+        };
+        table.pending.insert(id, Pending { job, key, state });
+        Ok(())
+    }
+
+    /// Keeps the path of a file that later entries may be links to.
+    pub(super) fn remember(&self, id: EntryId, linked: bool, shown: Vec<u8>) -> Result<(), Fault> {
+        if !linked || !self.rules.preserve.hard_links {
+            return Ok(());
+        }
+        let mut published = self
+            .published
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        published
+            .add(id, shown)
+            .map_err(|error| StorageError::new("keep the table of hard links", *b"", error).into())
+    }
+
+    /// Whether nothing that exists may be replaced, not even what appeared since it was looked at.
+    pub(super) fn must_be_new(&self) -> bool {
+        matches!(self.overwrite, Overwrite::Error | Overwrite::Never)
+    }
+
+    fn sync_symlinks(&self, unsynced: &[(Parent, Arc<Handle>)], placed: &mut PlacedPage) {
+        let named = unsynced
+            .iter()
+            .map(|(parent, directory)| (parent, directory));
+        let Err(fault) = self.sync_names(named) else {
+            return;
+        };
+        // Which link is in which directory is not kept: none of the page counts as done.
+        for (_, answer) in &mut placed.entries {
+            if matches!(answer, Placed::Settled(Outcome::Published { .. })) {
+                *answer = failed(fault.clone());
+            }
+        }
+    }
+}
+
+impl Spot {
+    fn name(&self) -> Result<&Name, Fault> {
+        self.name.as_ref().ok_or_else(nameless)
+    }
+}
+
+impl Page {
+    fn note_unsynced(&mut self, parent: &Parent, directory: &Arc<Handle>) {
+        // Links of one directory come together, by and large.
+        let is_last = |(_, last): &(Parent, Arc<Handle>)| last.inode == directory.inode;
+        if !self.unsynced.last().is_some_and(is_last) {
+            self.unsynced.push((parent.clone(), directory.clone()));
+        }
+    }
+}
+
+/// Looks at the name of a file or link. A directory there is in the way.
+fn what_is_there(spot: Spot) -> Result<(Option<Status>, Spot), Fault> {
+    let name = spot.name()?;
+    if spot.fresh {
+        return Ok((None, spot));
+    }
+    match Status::at(&*spot.directory, name) {
+        Err(Errno::NOENT) => Ok((None, spot)),
+        Ok(there) if there.is_directory() => {
+            let shown = spot.directory.shown(name);
+            let text = "a directory stands there; remove it or choose another place";
+            Err(StorageError::refused("write", shown, FaultCode::WrongKind, text).into())
+        }
+        Ok(there) => Ok((Some(there), spot)),
+        Err(errno) => Err(StorageError::new("look at", spot.directory.shown(name), errno).into()),
+    }
+}
+
+/// Makes or finds a directory that this run can fill.
+fn make_directory(
+    above: &Handle,
+    name: &Name,
+    metadata: &Metadata,
+) -> Result<((Arc<Handle>, Status), bool), Fault> {
+    let shown = above.shown(name);
+    let failed = |errno| StorageError::new("make the directory", &*shown, errno);
+    let mode = Mode::from_raw_mode(Rules::filling_mode(metadata.mode));
+    let made = match mkdirat(above, name.as_bytes(), mode) {
+        Ok(()) => true,
+        Err(Errno::EXIST) => false,
+        Err(errno) => return Err(failed(errno).into()),
+    };
+    let opened = match above.open(name) {
+        Err(Errno::ACCESS) if !made => open_up(above, name),
+        answer => answer,
+    };
+    let (handle, before) = match opened {
+        Ok(opened) => opened,
+        Err(Errno::NOTDIR | Errno::LOOP) => {
+            let text = "something else stands there; remove it or choose another place";
+            let error =
+                StorageError::refused("make the directory", shown, FaultCode::WrongKind, text);
+            return Err(error.into());
+        }
+        Err(errno) => return Err(failed(errno).into()),
+    };
+    let uid = rustix::process::geteuid();
+    if !uid.is_root() && before.uid == uid.as_raw() && before.mode & OWNER_ALL != OWNER_ALL {
+        // Closed to its owner, as a copied read-only directory is: open until it is finished.
+        let mode = Mode::from_raw_mode(before.mode | OWNER_ALL);
+        rustix::fs::fchmod(&handle, mode).map_err(failed)?;
+    }
+    Ok(((Arc::new(handle), before), made))
+}
+
+/// Opens a directory that its owner may not list, if that is us, by letting us.
+fn open_up(above: &Handle, name: &Name) -> rustix::io::Result<(Handle, Status)> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
+    let seen = at::open2(above, name.as_bytes(), flags, Mode::empty(), resolve)?;
+    let before = Status::of(&seen)?;
+    if before.uid != rustix::process::geteuid().as_raw() {
+        return Err(Errno::ACCESS);
+    }
+    // fchmod(2) refuses O_PATH descriptors; their magic link names the very same inode.
+    let path = format!("/proc/self/fd/{}", seen.as_raw_fd());
+    chmod(path, Mode::from_raw_mode(before.mode | OWNER_ALL))?;
+    let (handle, _) = above.open(name)?;
+    if handle.inode != (before.device, before.inode) {
+        return Err(Errno::STALE);
+    }
+    Ok((handle, before))
+}
+
+fn failed(fault: Fault) -> Placed {
+    Placed::Settled(Outcome::Failed(fault))
+}
+
+fn exists(shown: &[u8]) -> Fault {
+    let text = format!("'{}' exists and was not to be replaced", ShownPath(shown));
+    Fault::new(FaultCode::Exists, text)
+}
+
+fn protocol(text: impl Into<String>) -> Fault {
+    Fault::new(FaultCode::Protocol, text)
+}
+
+fn nameless() -> Fault {
+    protocol("something that is no directory was told as a destination's contents")
+}

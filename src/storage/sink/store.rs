@@ -1,0 +1,145 @@
+//! Small files out of a pack: written whole and committed in groups.
+//!
+//! In: entries with all their bytes, already proved. Out: what became of each. A small file costs
+//! as few calls into the kernel as there can be: create, write, times, rename, close. Its hidden
+//! name is random, so nobody else ever takes it for a leftover and no lock is needed; it exists for
+//! the length of one call.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+use rustix::io::{Errno, write};
+
+use super::commit::{Staged, StagedFile};
+use super::directory::{Handle, Parent};
+use super::{Job, Results, Sink, State, not_wanted};
+use crate::ids::EntryId;
+use crate::manifest::Name;
+use crate::storage::error::StorageError;
+use crate::wire::Fault;
+
+/// Files of a group that is not synced: only descriptors are spent on it.
+const UNSYNCED_GROUP_FILES: usize = 16;
+
+/// A file of a pack.
+#[derive(Clone, Copy, Debug)]
+pub struct PackFile<'a> {
+    /// The entry, which [`Sink::place`] wanted.
+    pub id: EntryId,
+    /// Its whole content, proved.
+    pub bytes: &'a [u8],
+}
+
+impl Sink {
+    /// Writes and publishes small files as groups. What fails leaves the old file as it was.
+    ///
+    /// One result for each file, in no particular order.
+    pub fn store_pack(&self, files: &[PackFile<'_>]) -> Results {
+        let group_files = if self.sync {
+            self.group_files_max
+        } else {
+            UNSYNCED_GROUP_FILES
+        };
+        let mut results = Vec::with_capacity(files.len());
+        for files in files.chunks(group_files.max(1)) {
+            let group = self.stage_all(files, &mut results);
+            self.commit(group, &mut results);
+        }
+        results
+    }
+
+    fn stage_all(&self, files: &[PackFile<'_>], results: &mut Results) -> Vec<Staged> {
+        let mut group = Vec::with_capacity(files.len());
+        let mut last: Option<(EntryId, Arc<Handle>)> = None;
+        for file in files {
+            let (job, state) = match self.take_for_job(file.id) {
+                Ok(taken) => taken,
+                Err(fault) => {
+                    results.push((file.id, Err(fault)));
+                    continue;
+                }
+            };
+            if !matches!(state, State::Wanted) {
+                self.give_back(file.id, state);
+                results.push((file.id, Err(not_wanted(file.id))));
+                continue;
+            }
+            match self.stage(file, job, &mut last) {
+                Ok(staged) => group.push(staged),
+                Err(fault) => {
+                    self.give_back(file.id, State::Wanted);
+                    results.push((file.id, Err(fault)));
+                }
+            }
+        }
+        group
+    }
+
+    fn stage(
+        &self,
+        file: &PackFile<'_>,
+        job: Job,
+        last: &mut Option<(EntryId, Arc<Handle>)>,
+    ) -> Result<Staged, Fault> {
+        let directory = match (&job.parent, &last) {
+            (Parent::Entry(id), Some((other, directory))) if id == other => directory.clone(),
+            (parent, _) => {
+                let directory = self.handle(parent, job.name.as_bytes())?;
+                if let Parent::Entry(id) = parent {
+                    *last = Some((*id, directory.clone()));
+                }
+                directory
+            }
+        };
+        let mode = self.rules.exact_mode(job.metadata.mode, job.existing_mode);
+        // Otherwise the kernel makes the right mode itself, by umask or inherited access list.
+        let created = mode.map_or(job.metadata.mode & 0o777, |_| 0o600);
+        let hidden = self.unique.next();
+        let made = write_new(&directory, &hidden, created, file.bytes)
+            .map_err(|errno| StorageError::new("write", directory.shown(&job.name), errno))?;
+        let file_of = StagedFile::Small(made, hidden);
+        Ok(Staged {
+            entry: file.id,
+            job,
+            directory,
+            file: file_of,
+            mode,
+        })
+    }
+}
+
+/// Creates a file with this content, or nothing.
+fn write_new(
+    directory: &Handle,
+    hidden: &Name,
+    mode: u32,
+    bytes: &[u8],
+) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(
+        directory,
+        hidden.as_bytes(),
+        flags,
+        Mode::from_raw_mode(mode),
+    )?;
+    match write_all(&file, bytes) {
+        Ok(()) => Ok(file),
+        Err(errno) => {
+            let _ = unlinkat(directory, hidden.as_bytes(), AtFlags::empty());
+            Err(errno)
+        }
+    }
+}
+
+fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> rustix::io::Result<()> {
+    while !bytes.is_empty() {
+        match write(file, bytes) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(written) => bytes = &bytes[written..],
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}

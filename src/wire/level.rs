@@ -1,0 +1,37 @@
+//! Feature levels: what two releases can say to each other.
+//!
+//! A level is a set of messages and fields that both ends know. The client tells the lowest and
+//! the highest that it speaks, the server picks the highest that both do. Releases of one major
+//! version keep the lowest level of that version, so they always share one.
+
+/// The lowest level that this release speaks.
+pub const LEVEL_MIN: u16 = 1;
+/// The highest level that this release speaks. Level 1: pull, push, list, stat, sum, remove, make
+/// directory; tcp.
+pub const LEVEL_MAX: u16 = 1;
+
+const _: () = assert!(LEVEL_MIN <= LEVEL_MAX);
+
+/// The highest level in both this release and the peer's `min..=max`.
+pub fn negotiate(min: u16, max: u16) -> Option<u16> {
+    let level = max.min(LEVEL_MAX);
+    (level >= LEVEL_MIN && level >= min).then_some(level)
+}
+
+/// Whether this release speaks `level`.
+pub fn is_spoken(level: u16) -> bool {
+    (LEVEL_MIN..=LEVEL_MAX).contains(&level)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_common_level_is_taken() {
+        assert_eq!(negotiate(LEVEL_MIN, LEVEL_MAX), Some(LEVEL_MAX));
+        assert_eq!(negotiate(0, u16::MAX), Some(LEVEL_MAX));
+        assert_eq!(negotiate(LEVEL_MAX + 1, u16::MAX), None);
+        assert_eq!(negotiate(0, LEVEL_MIN - 1), None);
+    }
+}

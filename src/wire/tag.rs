@@ -1,0 +1,69 @@
+//! Numbers of variants and bits within bodies, shared by the writers and the readers.
+
+/// The bits of a mode that travel: permissions, set-id, sticky.
+pub(super) const MODE_BITS: u32 = 0o7777;
+
+pub(super) const PULL: u8 = 1;
+pub(super) const PUSH: u8 = 2;
+
+pub(super) const OPEN_RECURSIVE: u8 = 1;
+
+pub(super) const HASH_NONE: u8 = 0;
+pub(super) const HASH_BLAKE3: u8 = 1;
+pub(super) const HASH_SHA256: u8 = 2;
+
+pub(super) const PRESERVE_MODE: u16 = 1;
+pub(super) const PRESERVE_SYMLINKS: u16 = 2;
+pub(super) const PRESERVE_HARD_LINKS: u16 = 4;
+pub(super) const PRESERVE_XATTRS: u16 = 8;
+pub(super) const PRESERVE_OWNER: u16 = 16;
+pub(super) const PRESERVE_ALL: u16 = 31;
+
+pub(super) const PUSH_INTO_DIRECTORY: u8 = 1;
+pub(super) const PUSH_MAKE_PARENTS: u8 = 2;
+pub(super) const PUSH_SYNC: u8 = 4;
+pub(super) const PUSH_ALL: u8 = 7;
+
+pub(super) const OVERWRITE_IF_DIFFERENT: u8 = 1;
+pub(super) const OVERWRITE_OLDER: u8 = 2;
+pub(super) const OVERWRITE_NEVER: u8 = 3;
+pub(super) const OVERWRITE_ERROR: u8 = 4;
+
+pub(super) const ITEM_FILE: u8 = 1;
+pub(super) const ITEM_DIRECTORY: u8 = 2;
+pub(super) const ITEM_SYMLINK: u8 = 3;
+pub(super) const ITEM_HARD_LINK: u8 = 4;
+pub(super) const ITEM_DIRECTORY_END: u8 = 32;
+pub(super) const ITEM_SKIPPED: u8 = 33;
+
+pub(super) const PLACE_ROOT: u8 = 1;
+pub(super) const PLACE_IN: u8 = 2;
+
+pub(super) const WANT_NOTHING: u8 = 0;
+pub(super) const WANT_ALL: u8 = 1;
+pub(super) const WANT_CHUNKS: u8 = 2;
+
+pub(super) const PART_LAST: u8 = 1;
+pub(super) const PART_PACKED: u8 = 2;
+pub(super) const PART_ALL: u8 = 3;
+
+pub(super) const OUTCOME_PUBLISHED: u8 = 1;
+pub(super) const OUTCOME_UNCHANGED: u8 = 2;
+pub(super) const OUTCOME_FAILED: u8 = 3;
+
+pub(super) const OPERATE_LIST: u8 = 1;
+pub(super) const OPERATE_STAT: u8 = 2;
+pub(super) const OPERATE_SUM: u8 = 3;
+pub(super) const OPERATE_REMOVE: u8 = 4;
+pub(super) const OPERATE_MAKE: u8 = 5;
+
+pub(super) const LISTED_EXPORT: u8 = 1;
+pub(super) const LISTED_FILE: u8 = 2;
+pub(super) const LISTED_DIRECTORY: u8 = 3;
+pub(super) const LISTED_SYMLINK: u8 = 4;
+pub(super) const LISTED_SPECIAL: u8 = 5;
+
+pub(super) const LISTED_WRITABLE: u8 = 1;
+pub(super) const LISTED_HAS_DIGEST: u8 = 2;
+pub(super) const LISTED_HAS_FAULT: u8 = 4;
+pub(super) const LISTED_ALL: u8 = 7;

@@ -1,0 +1,291 @@
+//! The wire format pinned down: one commented hex file per message in `tests/golden`. A change that
+//! breaks one of these breaks every release that is out there.
+
+use rdcp::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
+use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
+use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
+use rdcp::wire::message::{
+    ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind, ManifestPage,
+    Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, RemotePath, RootName,
+    TransportOffer, Wanted, Welcome,
+};
+use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
+
+const DIGEST: [u8; 32] = [0xd1; 32];
+
+macro_rules! golden {
+    ($($file:ident: $message:expr;)*) => {$(
+        #[test]
+        fn $file() {
+            let hex = include_str!(concat!("golden/", stringify!($file), ".hex"));
+            check(&bytes_of(hex), $message);
+        }
+    )*};
+}
+
+golden! {
+    hello: Message::Hello(Hello { level_min: 1, level_max: 3, software: "rdcp 0.1.0".into() });
+    welcome: Message::Welcome(Welcome {
+        level: 1,
+        session: SessionId(0x1122_3344_5566_7788),
+        epoch: 0x99,
+        software: "rdcpd 0.1.0".into(),
+        data_connections_max: 16,
+        transports: vec![offer("rdma", false, "no device"), offer("tcp", true, "")],
+    });
+    ping: Message::Ping { nonce: 7 };
+    pong: Message::Pong { nonce: 7 };
+    goodbye: Message::Goodbye(Fault::new(FaultCode::Busy, "drängt"));
+    open_pull: Message::Open(Open {
+        direction: Direction::Pull(vec![path("data", b"a/b"), path("data", b"")]),
+        hash: HashKind::Blake3,
+        chunk: ChunkSize::DEFAULT,
+        preserve: Preserve { mode: true, symlinks: true, owner: true, ..Preserve::default() },
+        recursive: true,
+    });
+    open_push: Message::Open(Open {
+        direction: Direction::Push {
+            destination: path("in", b"\xffx"),
+            placement: Placement {
+                into_directory: true,
+                make_parents: false,
+                roots: vec![
+                    RootName { name: b"tree".to_vec(), contents: false },
+                    RootName { name: Vec::new(), contents: true },
+                ],
+            },
+            overwrite: Overwrite::Older,
+            sync: true,
+        },
+        hash: HashKind::Sha256,
+        chunk: ChunkSize::MIN,
+        preserve: Preserve { hard_links: true, xattrs: true, ..Preserve::default() },
+        recursive: false,
+    });
+    opened: Message::Opened;
+    failed: Message::Failed(Fault::new(FaultCode::Unknown(0x1234), "?"));
+    credit: Message::Credit { pages: 16, region_bytes: 1 << 28 };
+    manifest: Message::Manifest(page());
+    want: Message::Want(vec![
+        (EntryId(1), Wanted::Nothing),
+        (EntryId(2), Wanted::All),
+        (EntryId(3), Wanted::Chunks(vec![
+            ChunkRange { start: 0, end: 1 },
+            ChunkRange { start: 4, end: 9 },
+        ])),
+    ]);
+    grant: Message::Grant(grant_of_two());
+    digests: Message::Digests(vec![ChunkDigest { entry: EntryId(1), chunk: 2, value: DIGEST }]);
+    recheck: Message::Recheck { entry: EntryId(1), chunk: 2 };
+    release: Message::Release(vec![RegionId(5), RegionId(6)]);
+    close: Message::Close(vec![EntryId(1)]);
+    closed: Message::Closed(vec![(EntryId(1), true), (EntryId(2), false)]);
+    entry_failed: Message::EntryFailed {
+        entry: EntryId(1),
+        fault: Fault::new(FaultCode::SourceChanged, "it changed"),
+    };
+    settled: Message::Settled(vec![
+        (EntryId(1), Outcome::Published { bytes: 100, digest: Some(DIGEST) }),
+        (EntryId(2), Outcome::Published { bytes: 0, digest: None }),
+        (EntryId(3), Outcome::Unchanged),
+        (EntryId(4), Outcome::Failed(Fault::new(FaultCode::NoSpace, "full"))),
+    ]);
+    finish: Message::Finish;
+    finished: Message::Finished;
+    operate_list: Message::Operate(Operation::List { path: path("data", b"x"), recursive: true });
+    operate_stat: Message::Operate(Operation::Stat { path: path("data", b"x") });
+    operate_sum: Message::Operate(Operation::Sum {
+        path: path("data", b"x"),
+        recursive: false,
+        hash: HashKind::Blake3,
+    });
+    operate_remove: Message::Operate(Operation::Remove {
+        path: path("data", b"x"),
+        recursive: true,
+    });
+    operate_make_directory: Message::Operate(Operation::MakeDirectory {
+        path: path("data", b"x"),
+        parents: true,
+    });
+    listing: Message::Listing(vec![
+        listed(b"data", ListedKind::Export { writable: true }),
+        Listed { digest: Some(DIGEST), ..listed(b"a/b", ListedKind::File) },
+        listed(b"l", ListedKind::Symlink(b"b".to_vec())),
+        Listed {
+            fault: Some(Fault::new(FaultCode::Denied, "no")),
+            ..listed(b"d", ListedKind::Directory)
+        },
+    ]);
+    done: Message::Done;
+}
+
+fn check(bytes: &[u8], message: Message) {
+    let transfer = match message {
+        Message::Hello(_)
+        | Message::Welcome(_)
+        | Message::Ping { .. }
+        | Message::Pong { .. }
+        | Message::Goodbye(_) => TransferId::NONE,
+        _ => TransferId(std::array::from_fn(|at| 0xa0 + u8::try_from(at).unwrap())),
+    };
+    let envelope = Envelope { transfer, message };
+    let mut encoded = Vec::new();
+    encode(&envelope, &mut encoded).unwrap();
+    assert_eq!(encoded, bytes);
+    let mut decoder = Decoder::new();
+    decoder.feed(bytes);
+    assert_eq!(decoder.next(), Ok(Some(envelope)));
+    assert!(decoder.is_between_frames());
+}
+
+/// Hex digits up to the `#` of each line.
+fn bytes_of(hex: &str) -> Vec<u8> {
+    let code = hex.lines().map(|line| line.split('#').next().unwrap_or(""));
+    code.flat_map(str::split_ascii_whitespace)
+        .map(|digits| u8::from_str_radix(digits, 16).unwrap())
+        .collect()
+}
+
+fn offer(name: &str, available: bool, reason: &str) -> TransportOffer {
+    TransportOffer {
+        name: name.into(),
+        available,
+        reason: reason.into(),
+    }
+}
+
+fn path(export: &str, path: &[u8]) -> RemotePath {
+    RemotePath {
+        export: export.into(),
+        path: path.to_vec(),
+    }
+}
+
+fn metadata(mode: u32) -> Metadata {
+    let mtime = Timestamp {
+        seconds: -1,
+        nanoseconds: 999_999_999,
+    };
+    Metadata {
+        mode,
+        uid: 1000,
+        gid: 100,
+        mtime,
+        xattrs: Vec::new(),
+    }
+}
+
+fn inside(name: &[u8]) -> Place {
+    Place::In(EntryId(0), Name::new(name).unwrap())
+}
+
+fn entry(id: u64, place: Place, kind: EntryKind, metadata: Metadata) -> Item {
+    Item::Entry(Entry {
+        id: EntryId(id),
+        place,
+        kind,
+        metadata,
+    })
+}
+
+fn page() -> ManifestPage {
+    let xattrs = vec![(b"user.k".to_vec(), b"v\0".to_vec())];
+    let file = EntryKind::File {
+        len: 1 << 40,
+        linked: true,
+    };
+    let symlink = EntryKind::Symlink(b"../t".to_vec());
+    let hard_link = EntryKind::HardLink(EntryId(1));
+    let fault = Fault::new(FaultCode::Special, "a FIFO");
+    ManifestPage {
+        items: vec![
+            entry(0, Place::Root(0), EntryKind::Directory, metadata(0o755)),
+            entry(
+                1,
+                inside(b"a\xff"),
+                file,
+                Metadata {
+                    xattrs,
+                    ..metadata(0o4755)
+                },
+            ),
+            entry(2, inside(b"s"), symlink, metadata(0o777)),
+            entry(3, inside(b"h"), hard_link, metadata(0o644)),
+            Item::Note(Note::Skipped {
+                place: inside(b"fifo"),
+                fault,
+                failure: false,
+            }),
+            Item::Note(Note::DirectoryEnd {
+                directory: EntryId(0),
+                complete: false,
+            }),
+        ],
+        last: true,
+    }
+}
+
+fn grant_of_two() -> Grant {
+    const MIB: u64 = 1 << 20;
+    let version = Version(std::array::from_fn(|at| u8::try_from(at).unwrap()));
+    let window = GrantPart {
+        entry: EntryId(1),
+        version,
+        file_len: 3 * MIB,
+        file_offset: MIB,
+        region_offset: 0,
+        len: MIB,
+        extents: vec![
+            ByteRange {
+                start: MIB,
+                end: MIB + 4096,
+            },
+            ByteRange {
+                start: MIB + 8192,
+                end: 2 * MIB,
+            },
+        ],
+        last: false,
+        packed: false,
+    };
+    let empty = GrantPart {
+        entry: EntryId(2),
+        version,
+        file_len: 0,
+        file_offset: 0,
+        region_offset: MIB,
+        len: 0,
+        extents: Vec::new(),
+        last: true,
+        packed: true,
+    };
+    Grant {
+        region: RegionId(5),
+        len: 1_000_000,
+        lease_ms: 60_000,
+        keys: vec![RegionKey {
+            rail: 0,
+            address: 0x7f00_0000_0000,
+            key: RemoteKey(0xdead_beef),
+        }],
+        parts: vec![window, empty],
+    }
+}
+
+fn listed(path: &[u8], kind: ListedKind) -> Listed {
+    let mtime = Timestamp {
+        seconds: 1,
+        nanoseconds: 2,
+    };
+    Listed {
+        path: path.to_vec(),
+        kind,
+        len: 10,
+        mode: 0o640,
+        uid: 1,
+        gid: 2,
+        mtime,
+        digest: None,
+        fault: None,
+    }
+}

@@ -1,0 +1,523 @@
+//! The wire format against arbitrary messages and arbitrary damage.
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use rdcp::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
+use rdcp::limits::{FRAME_BYTES_MAX, TEXT_BYTES_MAX};
+use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
+use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
+use rdcp::wire::message::{
+    ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind, ManifestPage,
+    Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, RemotePath, RootName,
+    TransportOffer, Wanted, Welcome,
+};
+use rdcp::wire::{
+    Decoder, Envelope, FRAME_HEADER_BYTES, Fault, FaultCode, Message, WireError, encode,
+    item_bytes, listed_bytes,
+};
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_encoded_is_decoded_again(envelopes in vec(envelope(), 1..6), step in 1_usize..2000) {
+        let mut stream = Vec::new();
+        for envelope in &envelopes {
+            encode(envelope, &mut stream).unwrap();
+        }
+        let mut decoder = Decoder::new();
+        let mut decoded = Vec::new();
+        for piece in stream.chunks(step) {
+            prop_assert_eq!(decoder.feed(piece), piece.len());
+            while let Some(envelope) = decoder.next().unwrap() {
+                decoded.push(envelope);
+            }
+        }
+        prop_assert_eq!(decoded, envelopes);
+        prop_assert!(decoder.is_between_frames());
+    }
+
+    #[test]
+    fn a_body_that_is_cut_is_refused_and_one_that_goes_on_is_not(
+        envelope in envelope(),
+        extra in vec(any::<u8>(), 0..20),
+    ) {
+        let mut frame = Vec::new();
+        encode(&envelope, &mut frame).unwrap();
+        let (header, body) = frame.split_at(FRAME_HEADER_BYTES);
+        for end in 0..body.len().min(3000) {
+            let cut = decode_one(header, &body[..end]);
+            let truncated = matches!(cut, Err(WireError::Truncated { .. }));
+            prop_assert!(truncated, "{:?} at {}", cut, end);
+        }
+        let longer = [body, &extra].concat();
+        prop_assert_eq!(decode_one(header, &longer), Ok(Some(envelope)));
+    }
+
+    #[test]
+    fn damage_is_an_error_or_another_message_that_can_be_sent(
+        envelope in envelope(),
+        value in any::<u8>(),
+    ) {
+        let mut frame = Vec::new();
+        encode(&envelope, &mut frame).unwrap();
+        for at in 0..frame.len().min(2000) {
+            let mut damaged = frame.clone();
+            damaged[at] ^= value | 1;
+            let mut decoder = Decoder::new();
+            decoder.feed(&damaged);
+            while let Ok(Some(envelope)) = decoder.next() {
+                // Whatever was let through satisfies what the types promise.
+                let mut again = Vec::new();
+                encode(&envelope, &mut again).unwrap();
+                let mut decoder = Decoder::new();
+                decoder.feed(&again);
+                prop_assert_eq!(decoder.next(), Ok(Some(envelope)));
+            }
+        }
+    }
+
+    #[test]
+    fn noise_is_never_a_panic(kind in 0_u16..60, body in vec(any::<u8>(), 0..600)) {
+        let mut header = vec![0; FRAME_HEADER_BYTES];
+        header[4..6].copy_from_slice(&kind.to_le_bytes());
+        header[8] = u8::from(kind >= 16);
+        let _ = decode_one(&header, &body);
+    }
+
+    #[test]
+    fn sizes_are_told_before_they_are_paid(items in vec(item(), 0..8), lines in vec(listed(), 0..8)) {
+        let transfer = TransferId([1; 16]);
+        let told: usize = items.iter().map(item_bytes).sum();
+        let message = Message::Manifest(ManifestPage { items, last: false });
+        let mut frame = Vec::new();
+        encode(&Envelope { transfer, message }, &mut frame).unwrap();
+        prop_assert_eq!(frame.len(), FRAME_HEADER_BYTES + 3 + told);
+
+        let told: usize = lines.iter().map(listed_bytes).sum();
+        frame.clear();
+        encode(&Envelope { transfer, message: Message::Listing(lines) }, &mut frame).unwrap();
+        prop_assert_eq!(frame.len(), FRAME_HEADER_BYTES + 2 + told);
+    }
+}
+
+#[test]
+fn what_can_not_be_received_can_not_be_sent() {
+    let transfer = TransferId([1; 16]);
+    let huge = Metadata {
+        xattrs: vec![(b"user.x".to_vec(), vec![0; 60_000])],
+        ..Metadata::default()
+    };
+    let place = Place::Root(0);
+    let entry = Entry {
+        id: EntryId(0),
+        place,
+        kind: EntryKind::Directory,
+        metadata: huge,
+    };
+    let items = vec![Item::Entry(entry); 20];
+    for message in [
+        Message::Manifest(ManifestPage { items, last: true }),
+        Message::Close(vec![EntryId(0); 513]),
+        Message::Want(vec![
+            (
+                EntryId(0),
+                Wanted::Chunks(vec![ChunkRange::default(); 9000])
+            );
+            2
+        ]),
+    ] {
+        let mut out = vec![1, 2, 3];
+        assert!(encode(&Envelope { transfer, message }, &mut out).is_err());
+        assert_eq!(out, [1, 2, 3]);
+    }
+    const { assert!(20 * 60_000 > FRAME_BYTES_MAX) };
+}
+
+fn decode_one(header: &[u8], body: &[u8]) -> Result<Option<Envelope>, WireError> {
+    let mut frame = header.to_vec();
+    frame[..4].copy_from_slice(&u32::try_from(body.len()).unwrap().to_le_bytes());
+    frame.extend(body);
+    let mut decoder = Decoder::new();
+    decoder.feed(&frame);
+    decoder.next()
+}
+
+fn envelope() -> impl Strategy<Value = Envelope> {
+    let of_session = of_session().prop_map(|message| (TransferId::NONE, message));
+    let id = any::<[u8; 16]>()
+        .prop_filter("an id", |id| id != &[0; 16])
+        .prop_map(TransferId);
+    let of_transfer = (id, of_transfer());
+    prop_oneof![1 => of_session, 4 => of_transfer]
+        .prop_map(|(transfer, message)| Envelope { transfer, message })
+}
+
+fn of_session() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        (any::<u16>(), any::<u16>(), text()).prop_map(|(one, two, software)| {
+            let (level_min, level_max) = (one.min(two), one.max(two));
+            Message::Hello(Hello {
+                level_min,
+                level_max,
+                software,
+            })
+        }),
+        welcome().prop_map(Message::Welcome),
+        any::<u64>().prop_map(|nonce| Message::Ping { nonce }),
+        any::<u64>().prop_map(|nonce| Message::Pong { nonce }),
+        fault().prop_map(Message::Goodbye),
+    ]
+}
+
+fn of_transfer() -> impl Strategy<Value = Message> {
+    let entry_id = || any::<u64>().prop_map(EntryId);
+    prop_oneof![
+        open().prop_map(Message::Open),
+        Just(Message::Opened),
+        fault().prop_map(Message::Failed),
+        (any::<u32>(), any::<u64>()).prop_map(|(pages, region_bytes)| Message::Credit {
+            pages,
+            region_bytes
+        }),
+        (vec(item(), 0..10), any::<bool>())
+            .prop_map(|(items, last)| Message::Manifest(ManifestPage { items, last })),
+        vec((entry_id(), wanted()), 0..20).prop_map(Message::Want),
+        grant().prop_map(Message::Grant),
+        vec(chunk_digest(), 0..20).prop_map(Message::Digests),
+        (entry_id(), any::<u64>()).prop_map(|(entry, chunk)| Message::Recheck { entry, chunk }),
+        vec(any::<u64>().prop_map(RegionId), 0..20).prop_map(Message::Release),
+        vec(entry_id(), 0..20).prop_map(Message::Close),
+        vec((entry_id(), any::<bool>()), 0..20).prop_map(Message::Closed),
+        (entry_id(), fault()).prop_map(|(entry, fault)| Message::EntryFailed { entry, fault }),
+        vec((entry_id(), outcome()), 0..20).prop_map(Message::Settled),
+        Just(Message::Finish),
+        Just(Message::Finished),
+        operation().prop_map(Message::Operate),
+        vec(listed(), 0..10).prop_map(Message::Listing),
+        Just(Message::Done),
+    ]
+}
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![9 => ".{0,40}", 1 => Just("x".repeat(TEXT_BYTES_MAX))]
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    (any::<u16>(), text()).prop_map(|(code, text)| Fault::new(FaultCode::from_wire(code), text))
+}
+
+fn welcome() -> impl Strategy<Value = Welcome> {
+    let offer =
+        (text(), any::<bool>(), text()).prop_map(|(name, available, reason)| TransportOffer {
+            name,
+            available,
+            reason,
+        });
+    let numbers = (any::<u16>(), any::<u64>(), any::<u64>(), any::<u16>());
+    (numbers, text(), vec(offer, 0..=8)).prop_map(|(numbers, software, transports)| {
+        let (level, session, epoch, data_connections_max) = numbers;
+        let session = SessionId(session);
+        Welcome {
+            level,
+            session,
+            epoch,
+            software,
+            data_connections_max,
+            transports,
+        }
+    })
+}
+
+fn bytes_without(
+    forbidden: &'static [u8],
+    len: std::ops::Range<usize>,
+) -> impl Strategy<Value = Vec<u8>> {
+    let byte = any::<u8>().prop_filter("a byte that may stand there", |b| !forbidden.contains(b));
+    vec(byte, len)
+}
+
+fn name() -> impl Strategy<Value = Name> {
+    bytes_without(b"/\0", 1..256).prop_filter_map("a name", |bytes| Name::new(bytes).ok())
+}
+
+fn remote_path() -> impl Strategy<Value = RemotePath> {
+    ("[a-zäß]{0,20}", bytes_without(b"\0", 0..100))
+        .prop_map(|(export, path)| RemotePath { export, path })
+}
+
+fn hash() -> impl Strategy<Value = HashKind> {
+    prop_oneof![Just(HashKind::None), real_hash()]
+}
+
+fn real_hash() -> impl Strategy<Value = HashKind> {
+    prop_oneof![Just(HashKind::Blake3), Just(HashKind::Sha256)]
+}
+
+fn open() -> impl Strategy<Value = Open> {
+    let preserve =
+        any::<[bool; 5]>().prop_map(|[mode, symlinks, hard_links, xattrs, owner]| Preserve {
+            mode,
+            symlinks,
+            hard_links,
+            xattrs,
+            owner,
+        });
+    let chunk = (16_u8..=24).prop_map(|log2| ChunkSize::from_log2(log2).unwrap());
+    (direction(), hash(), chunk, preserve, any::<bool>()).prop_map(
+        |(direction, hash, chunk, preserve, recursive)| Open {
+            direction,
+            hash,
+            chunk,
+            preserve,
+            recursive,
+        },
+    )
+}
+
+fn direction() -> impl Strategy<Value = Direction> {
+    let root = (option::of(name()), any::<bool>()).prop_map(|(name, contents)| {
+        let name = name.map_or(Vec::new(), |name| name.as_bytes().to_vec());
+        RootName { name, contents }
+    });
+    let overwrite = prop_oneof![
+        Just(Overwrite::IfDifferent),
+        Just(Overwrite::Older),
+        Just(Overwrite::Never),
+        Just(Overwrite::Error),
+    ];
+    let push = (
+        remote_path(),
+        vec(root, 0..5),
+        overwrite,
+        any::<[bool; 3]>(),
+    );
+    prop_oneof![
+        vec(remote_path(), 0..5).prop_map(Direction::Pull),
+        push.prop_map(
+            |(destination, roots, overwrite, [into_directory, make_parents, sync])| {
+                let placement = Placement {
+                    into_directory,
+                    make_parents,
+                    roots,
+                };
+                Direction::Push {
+                    destination,
+                    placement,
+                    overwrite,
+                    sync,
+                }
+            }
+        ),
+    ]
+}
+
+fn timestamp() -> impl Strategy<Value = Timestamp> {
+    (any::<i64>(), 0_u32..1_000_000_000).prop_map(|(seconds, nanoseconds)| Timestamp {
+        seconds,
+        nanoseconds,
+    })
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    prop_oneof![
+        any::<u32>().prop_map(Place::Root),
+        (any::<u64>(), name()).prop_map(|(id, name)| Place::In(EntryId(id), name)),
+    ]
+}
+
+fn metadata() -> impl Strategy<Value = Metadata> {
+    let xattr = (bytes_without(b"\0", 1..30), vec(any::<u8>(), 0..300));
+    let owner = (0_u32..=0o7777, any::<u32>(), any::<u32>());
+    (owner, timestamp(), vec(xattr, 0..4)).prop_map(|((mode, uid, gid), mtime, xattrs)| Metadata {
+        mode,
+        uid,
+        gid,
+        mtime,
+        xattrs,
+    })
+}
+
+fn file_len() -> impl Strategy<Value = u64> {
+    0..=u64::try_from(i64::MAX).unwrap()
+}
+
+fn item() -> impl Strategy<Value = Item> {
+    let kind = prop_oneof![
+        (file_len(), any::<bool>()).prop_map(|(len, linked)| EntryKind::File { len, linked }),
+        Just(EntryKind::Directory),
+        bytes_without(b"\0", 1..60).prop_map(EntryKind::Symlink),
+        any::<u64>().prop_map(|id| EntryKind::HardLink(EntryId(id))),
+    ];
+    let entry =
+        (any::<u64>(), place(), kind, metadata()).prop_map(|(id, place, kind, metadata)| {
+            Item::Entry(Entry {
+                id: EntryId(id),
+                place,
+                kind,
+                metadata,
+            })
+        });
+    let end = (any::<u64>(), any::<bool>()).prop_map(|(id, complete)| {
+        Item::Note(Note::DirectoryEnd {
+            directory: EntryId(id),
+            complete,
+        })
+    });
+    let skipped = (place(), fault(), any::<bool>()).prop_map(|(place, fault, failure)| {
+        Item::Note(Note::Skipped {
+            place,
+            fault,
+            failure,
+        })
+    });
+    prop_oneof![4 => entry, 1 => end, 1 => skipped]
+}
+
+/// Ascending, disjoint ranges.
+fn ranges() -> impl Strategy<Value = Vec<(u64, u64)>> {
+    vec(any::<u64>(), 0..20).prop_map(|mut bounds| {
+        bounds.sort_unstable();
+        bounds
+            .chunks_exact(2)
+            .map(|pair| (pair[0], pair[1]))
+            .collect()
+    })
+}
+
+fn wanted() -> impl Strategy<Value = Wanted> {
+    let chunks = ranges().prop_map(|ranges| {
+        let chunks = ranges
+            .into_iter()
+            .map(|(start, end)| ChunkRange { start, end });
+        Wanted::Chunks(chunks.collect())
+    });
+    prop_oneof![Just(Wanted::Nothing), Just(Wanted::All), chunks]
+}
+
+fn grant() -> impl Strategy<Value = Grant> {
+    let key =
+        (any::<u16>(), any::<u64>(), any::<u64>()).prop_map(|(rail, address, key)| RegionKey {
+            rail,
+            address,
+            key: RemoteKey(key),
+        });
+    let numbers = (any::<u64>(), any::<u64>(), any::<u32>());
+    (numbers, vec(key, 0..=16), vec(part(), 0..10)).prop_map(|(numbers, keys, parts)| {
+        let (region, len, lease_ms) = numbers;
+        Grant {
+            region: RegionId(region),
+            len,
+            lease_ms,
+            keys,
+            parts,
+        }
+    })
+}
+
+fn part() -> impl Strategy<Value = GrantPart> {
+    let within = file_len().prop_flat_map(|file_len| {
+        (0..=file_len).prop_flat_map(move |start| (Just((file_len, start)), 0..=file_len - start))
+    });
+    let region_offset = 0..=u64::MAX / 2;
+    let who = (any::<u64>(), any::<[u8; 32]>());
+    (
+        who,
+        within,
+        region_offset,
+        ranges(),
+        any::<bool>(),
+        any::<bool>(),
+    )
+        .prop_map(
+            |(
+                (entry, version),
+                ((file_len, file_offset), len),
+                region_offset,
+                ranges,
+                last,
+                packed,
+            )| {
+                let extents = ranges
+                    .into_iter()
+                    .map(|(start, end)| ByteRange { start, end });
+                GrantPart {
+                    entry: EntryId(entry),
+                    version: Version(version),
+                    file_len,
+                    file_offset,
+                    region_offset,
+                    len,
+                    extents: extents.collect(),
+                    last,
+                    packed,
+                }
+            },
+        )
+}
+
+fn chunk_digest() -> impl Strategy<Value = ChunkDigest> {
+    (any::<u64>(), any::<u64>(), any::<[u8; 32]>()).prop_map(|(entry, chunk, value)| ChunkDigest {
+        entry: EntryId(entry),
+        chunk,
+        value,
+    })
+}
+
+fn outcome() -> impl Strategy<Value = Outcome> {
+    prop_oneof![
+        (any::<u64>(), option::of(any::<[u8; 32]>()))
+            .prop_map(|(bytes, digest)| Outcome::Published { bytes, digest }),
+        Just(Outcome::Unchanged),
+        fault().prop_map(Outcome::Failed),
+    ]
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    let parts = || (remote_path(), any::<bool>());
+    prop_oneof![
+        parts().prop_map(|(path, recursive)| Operation::List { path, recursive }),
+        remote_path().prop_map(|path| Operation::Stat { path }),
+        (parts(), real_hash()).prop_map(|((path, recursive), hash)| Operation::Sum {
+            path,
+            recursive,
+            hash
+        }),
+        parts().prop_map(|(path, recursive)| Operation::Remove { path, recursive }),
+        parts().prop_map(|(path, parents)| Operation::MakeDirectory { path, parents }),
+    ]
+}
+
+fn listed() -> impl Strategy<Value = Listed> {
+    let kind = prop_oneof![
+        any::<bool>().prop_map(|writable| ListedKind::Export { writable }),
+        Just(ListedKind::File),
+        Just(ListedKind::Directory),
+        bytes_without(b"\0", 0..60).prop_map(ListedKind::Symlink),
+        Just(ListedKind::Special),
+    ];
+    let owner = (0_u32..=0o7777, any::<u32>(), any::<u32>());
+    let proof = (option::of(any::<[u8; 32]>()), option::of(fault()));
+    (
+        bytes_without(b"\0", 0..100),
+        kind,
+        any::<u64>(),
+        owner,
+        timestamp(),
+        proof,
+    )
+        .prop_map(
+            |(path, kind, len, (mode, uid, gid), mtime, (digest, fault))| Listed {
+                path,
+                kind,
+                len,
+                mode,
+                uid,
+                gid,
+                mtime,
+                digest,
+                fault,
+            },
+        )
+}
