@@ -30,6 +30,7 @@ pub(super) struct Json {
     to: JsonTo,
     seq: u64,
     transfer_id: Option<String>,
+    started: bool,
     progress_told: Option<Instant>,
     summary: Option<Totals>,
     ended: bool,
@@ -219,6 +220,7 @@ impl Json {
             to,
             seq: 0,
             transfer_id: None,
+            started: false,
             progress_told: None,
             summary: None,
             ended: false,
@@ -237,6 +239,7 @@ impl Json {
                 reason,
             } => {
                 self.set_transfer(&transfer.to_string());
+                self.started = true;
                 self.put(
                     io,
                     "start",
@@ -262,6 +265,10 @@ impl Json {
     }
 
     pub(super) fn progress(&mut self, io: &mut Io, progress: Progress) {
+        // The start comes first; before it there is nothing to tell.
+        if !self.started {
+            return;
+        }
         let now = Instant::now();
         if self
             .progress_told
