@@ -251,34 +251,23 @@ fn sums_are_those_of_the_standard_tools() {
 
 #[test]
 fn sums_of_a_file_beyond_4_gib() {
-    let world = World::new();
+    // What sha256sum and b3sum print for it. The tools themselves take too long to be run here.
+    const SHA256: &str = "d491ee3082f9db70b1a0229f768f329915e787b6893e1ab7e588464e030cd12d";
+    const BLAKE3: &str = "9875ade127cd67d92f956c80aec915523794278cdcc10cd01c32b4700f12fef6";
     const LEN: u64 = 5 << 30;
-    tree::sparse_file(
-        &world.path("local/large"),
-        LEN,
-        &[5, (4 << 30) - 100, LEN - 10],
-    );
-    let daemon = world.serve();
+    let world = World::new();
+    let islands = [5, (4 << 30) - 100, LEN - 10];
+    tree::sparse_file(&world.path("local/large"), LEN, &islands);
     fs::hard_link(world.path("local/large"), world.path("export/large")).unwrap();
-    for (hash, tool) in [("sha256", "sha256sum"), ("blake3", "b3sum")] {
-        let expected = world.tool(tool).arg("large").run().ok().text();
-        let here = world
-            .bare("sum")
-            .args(["--hash", hash, "large"])
-            .run()
-            .ok()
-            .text();
-        assert_eq!(here, expected);
-        if hash == "blake3" {
-            let there = world
-                .rdcp("sum")
-                .arg(daemon.url("data/large"))
-                .run()
-                .ok()
-                .text();
-            assert_eq!(there, expected);
-        }
-    }
+    let daemon = world.serve();
+    let sum = |hash: &str, word: OsString| {
+        let words = ["--hash".into(), hash.into(), word];
+        world.rdcp("sum").args(words).run().ok().text()
+    };
+    assert_eq!(sum("sha256", "large".into()), format!("{SHA256}  large\n"));
+    assert_eq!(sum("blake3", "large".into()), format!("{BLAKE3}  large\n"));
+    let there = sum("blake3", daemon.url("data/large"));
+    assert_eq!(there, format!("{BLAKE3}  large\n"));
 }
 
 #[test]
@@ -499,6 +488,7 @@ fn completions_and_manual_cover_every_command() {
 #[track_caller]
 fn assert_sound(lines: &[Value], status: i32) {
     let mut last = None;
+    let started = lines.iter().any(|line| line["type"] == "start");
     for line in lines {
         assert!(line["v"].is_u64(), "{line}");
         let seq = line["seq"]
@@ -513,10 +503,10 @@ fn assert_sound(lines: &[Value], status: i32) {
             line["time"].is_string() || line["time"].is_number(),
             "{line}"
         );
+        // Null until there is a transfer: the host was not reached, or refused.
+        let id = &line["transfer_id"];
         assert!(
-            line["transfer_id"]
-                .as_str()
-                .is_some_and(|id| id.len() == 32),
+            (id.is_null() && !started) || id.as_str().is_some_and(|id| id.len() == 32),
             "no transfer_id of 128 bits in {line}"
         );
         let kind = line["type"]

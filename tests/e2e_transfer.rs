@@ -475,8 +475,10 @@ fn where_things_land() {
             let row =
                 format!("{way:?} {options:?} {sources:?} to {destination:?}, there: {before:?}");
             for side in ["export", "local"] {
-                fs::remove_dir_all(world.path(side)).unwrap();
-                world.make(side);
+                // The directories themselves stay: the daemon holds its export open.
+                for below in fs::read_dir(world.path(side)).unwrap() {
+                    fs::remove_dir_all(below.unwrap().path()).unwrap();
+                }
             }
             for (file, content) in [("f", "F"), ("g", "G"), ("d/x", "X"), ("d/s/y", "Y")] {
                 world.write(format!("{}/src/{file}", way.from()), content);
