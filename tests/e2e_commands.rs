@@ -636,7 +636,9 @@ fn json_ends_with_a_summary_on_every_failure() {
         let lines = done.json();
         assert_sound(&lines, status);
         assert!(
-            lines.iter().any(|line| line["type"] == "error"),
+            lines
+                .iter()
+                .any(|line| line["type"] == "error" || line["error"].is_object()),
             "{words:?}: {lines:#?}"
         );
     }
