@@ -33,6 +33,19 @@ pub struct PullSource {
     pub contents: bool,
 }
 
+impl PullSource {
+    /// The thing at `path` below the export; a trailing slash means a directory's contents.
+    pub fn new(export: impl Into<String>, path: impl Into<Vec<u8>>) -> Self {
+        let path = path.into();
+        let contents = path.ends_with(b"/");
+        Self {
+            export: export.into(),
+            path,
+            contents,
+        }
+    }
+}
+
 /// A session with a server.
 ///
 /// Cheap to clone; the session ends when the last clone and the last transfer are gone.
@@ -51,7 +64,9 @@ impl Client {
     /// unknown or has changed; [`ErrorKind::Busy`](crate::ErrorKind::Busy) if it takes no more
     /// sessions.
     pub async fn connect(host: &str, port: u16, options: ClientOptions) -> Result<Self, Error> {
-        Ok(Self { session: connect::Session::establish(host, port, options).await? })
+        Ok(Self {
+            session: connect::Session::establish(host, port, options).await?,
+        })
     }
 
     /// Starts fetching `sources` to `destination`, by the rules of the command: a directory becomes
@@ -64,7 +79,12 @@ impl Client {
         destination: &Path,
         options: TransferOptions,
     ) -> Transfer {
-        transfer::pull(Arc::clone(&self.session), sources.to_vec(), destination.into(), options)
+        transfer::pull(
+            Arc::clone(&self.session),
+            sources.to_vec(),
+            destination.into(),
+            options,
+        )
     }
 
     /// Starts sending `sources` to `destination` on the server, by the same rules. A trailing slash
@@ -78,7 +98,13 @@ impl Client {
         options: TransferOptions,
     ) -> Transfer {
         let session = Arc::clone(&self.session);
-        transfer::push(session, sources.to_vec(), destination.clone(), into_directory, options)
+        transfer::push(
+            session,
+            sources.to_vec(),
+            destination.clone(),
+            into_directory,
+            options,
+        )
     }
 
     /// Lists a directory, all below it if `recursive`, or the exports if `path.export` is empty.

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use crate::ids::TransferId;
-use crate::wire::message::{HashKind, Outcome};
 use crate::wire::Fault;
+use crate::wire::message::{HashKind, Outcome};
 
 /// Running totals of a transfer. They never fall.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -165,6 +165,14 @@ impl Remote {
             .unwrap_or_default()
     }
 
+    /// What it is called where it arrives: the last component, or the export's name for its top.
+    pub fn own_name(&self) -> &[u8] {
+        match self.file_name() {
+            b"" => self.export.as_bytes(),
+            name => name,
+        }
+    }
+
     /// Whether both are on the same server.
     pub fn same_server(&self, other: &Self) -> bool {
         self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)

@@ -27,7 +27,11 @@ pub struct Export {
 impl Export {
     /// Offers the directory `path` under `name`, for reading.
     pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
-        Self { name: name.into(), path: path.into(), writable: false }
+        Self {
+            name: name.into(),
+            path: path.into(),
+            writable: false,
+        }
     }
 
     /// Whether clients may also write, replace and remove.
@@ -35,6 +39,39 @@ impl Export {
     pub fn writable(mut self, writable: bool) -> Self {
         self.writable = writable;
         self
+    }
+
+    /// Looks whether it can be served, without serving it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`] for a name that can't be an export's, else what opening the directory
+    /// says.
+    pub fn check(&self) -> Result<(), Error> {
+        self.check_name()?;
+        self.open().map(drop)
+    }
+
+    fn check_name(&self) -> Result<(), Error> {
+        let name = &self.name;
+        let good = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let fits = !name.is_empty() && name.len() <= EXPORT_NAME_BYTES_MAX;
+        // `.` and `..` would be taken for directories in a remote path.
+        if fits && name.bytes().all(good) && !name.starts_with('.') {
+            return Ok(());
+        }
+        let shown: String = name.chars().take(EXPORT_NAME_BYTES_MAX + 1).collect();
+        Err(Error::new(
+            ErrorKind::Usage,
+            format!("{shown:?} can't be an export's name"),
+        )
+        .with_hint(format!(
+            "write 1 to {EXPORT_NAME_BYTES_MAX} letters, digits, '.', '_' and '-', without a \
+                 dot in front"
+        )))
+    }
+
+    fn open(&self) -> Result<Root, Error> {
+        Root::open(&self.path, Identity::current()).map_err(|error| Error::from(error.fault()))
     }
 }
 
@@ -130,11 +167,9 @@ impl ServerBuilder {
         let machinery = machinery()?;
         let mut exports = Vec::with_capacity(self.exports.len());
         for export in &self.exports {
-            let root = Root::open(&export.path, Identity::current())
-                .map_err(|error| Error::from(error.fault()))?;
             exports.push(Exported {
                 name: export.name.clone(),
-                root: Arc::new(root),
+                root: Arc::new(export.open()?),
                 writable: export.writable,
             });
         }
@@ -157,14 +192,21 @@ impl ServerBuilder {
             };
             listeners.push(TcpListener::bind(address).await.map_err(unreachable)?);
         }
-        let local_addrs =
-            listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
+        let local_addrs = listeners
+            .iter()
+            .filter_map(|listener| listener.local_addr().ok())
+            .collect();
         let serving = Serving::new(machinery, exports, config, self.limits);
         let tasks = listeners
             .into_iter()
             .map(|listener| tokio::spawn(serving::accept(Arc::clone(&serving), listener)))
             .collect();
-        Ok(Server { local_addrs, fingerprint: key.fingerprint().to_string(), serving, tasks })
+        Ok(Server {
+            local_addrs,
+            fingerprint: key.fingerprint().to_string(),
+            serving,
+            tasks,
+        })
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -174,13 +216,7 @@ impl ServerBuilder {
         }
         for (at, export) in self.exports.iter().enumerate() {
             let name = &export.name;
-            let good = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-            let fits = !name.is_empty() && name.len() <= EXPORT_NAME_BYTES_MAX;
-            if !fits || !name.bytes().all(good) || name.starts_with('.') {
-                return usage(format!(
-                    "{name:?} can't be an export's name: use letters, digits, '.', '_' and '-'"
-                ));
-            }
+            export.check_name()?;
             if self.exports[..at].iter().any(|other| other.name == *name) {
                 return usage(format!("two exports are called {name}"));
             }
@@ -192,15 +228,21 @@ impl ServerBuilder {
             if !self.auth_none && !address.ip().is_loopback() {
                 return Err(Error::new(
                     ErrorKind::Usage,
-                    format!("{address} can be reached by others, and clients don't prove who they are"),
+                    format!(
+                        "{address} can be reached by others, and clients don't prove who they are"
+                    ),
                 )
-                .with_hint("listen on 127.0.0.1 or [::1], or say auth = \"none\" to let anybody in"));
+                .with_hint(
+                    "listen on 127.0.0.1 or [::1], or say auth = \"none\" to let anybody in",
+                ));
             }
         }
         if usize::from(self.limits.data_connections_max) > STREAMS_MAX
             || self.limits.data_connections_max == 0
         {
-            return usage(format!("data connections per session must be 1 to {STREAMS_MAX}"));
+            return usage(format!(
+                "data connections per session must be 1 to {STREAMS_MAX}"
+            ));
         }
         Ok(())
     }

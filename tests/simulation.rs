@@ -36,7 +36,9 @@ impl Drop for Telltale {
 }
 
 fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().map(|value| value.parse().expect("a number"))
+    std::env::var(variable)
+        .ok()
+        .map(|value| value.parse().expect("a number"))
 }
 
 /// What happened in all runs together: a simulation that never repairs proves little of repairs.
@@ -58,9 +60,18 @@ fn run(seed: u64, coverage: &mut Coverage) {
     coverage.steps += pair.steps;
     coverage.repairs += pair.repairs;
     let end = pair.receiver_end.as_ref().unwrap();
-    *if end.fault.is_none() { &mut coverage.finished } else { &mut coverage.cut_short } += 1;
+    *if end.fault.is_none() {
+        &mut coverage.finished
+    } else {
+        &mut coverage.cut_short
+    } += 1;
     coverage.published += end.ledger.published;
-    coverage.faults.extend(end.ledger.classes().iter().map(|(code, _)| format!("{code:?}")));
+    coverage.faults.extend(
+        end.ledger
+            .classes()
+            .iter()
+            .map(|(code, _)| format!("{code:?}")),
+    );
 }
 
 #[test]
@@ -77,7 +88,13 @@ fn every_seed_ends_as_its_plan_allows() {
         assert!(coverage.finished > seeds / 3 && coverage.cut_short > seeds / 20);
         assert!(coverage.repairs > seeds / 4 && coverage.published > seeds);
         for fault in [
-            "Denied", "Exists", "Integrity", "NoSpace", "NotFound", "SourceChanged", "Storage",
+            "Denied",
+            "Exists",
+            "Integrity",
+            "NoSpace",
+            "NotFound",
+            "SourceChanged",
+            "Storage",
         ] {
             assert!(coverage.faults.contains(fault), "{fault} never happened");
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::builder::styling::{AnsiColor, Effects, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
+use rdcp::limits::STREAMS_MAX;
 use rdcp::options::{HashKind, Overwrite, TransportChoice};
 use rdcp::units::ChunkSize;
 
@@ -237,7 +238,7 @@ pub(crate) struct TransferArgs {
     #[arg(long, value_name = "SIZE", value_parser = chunk_size, help_heading = DATA_PATH)]
     pub(crate) chunk: Option<ChunkSize>,
     /// Data connections to the server [default: one for each lane, at most 2]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64),
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=STREAMS_MAX as i64),
           help_heading = DATA_PATH)]
     pub(crate) streams: Option<u16>,
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Parser};
+use rdcp::remote::DEFAULT_PORT;
 
 use crate::settings::{AuthMode, LogFormat};
 
@@ -107,7 +108,7 @@ pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
-    let port = rdcp_default_port();
+    let port = DEFAULT_PORT;
     if let Ok(ip) = text.trim_matches(['[', ']']).parse() {
         let whole = SocketAddr::new(ip, port);
         return Err(format!("`{text}` has no port: write {whole}"));
@@ -116,11 +117,6 @@ pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
         "`{text}` is not an IP address with a port, and names are not looked up here: write \
          127.0.0.1:{port}, [::1]:{port} or the address of an interface"
     ))
-}
-
-/// The port that clients use when they are told none.
-pub(crate) const fn rdcp_default_port() -> u16 {
-    20471
 }
 
 const EXIT_STATUSES: &str = "\

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use rdcp::server::{Export, Server, ServerLimits};
+use rdcp::server::{Server, ServerLimits};
 use tracing::{info, warn};
 
 use crate::settings::Settings;
@@ -27,19 +27,16 @@ pub(crate) async fn start(settings: &Settings) -> Result<Server, StartError> {
         path: state_dir.clone(),
         source,
     })?;
-    let sessions_max = usize::try_from(settings.sessions_max.value).unwrap_or(usize::MAX);
-    let limits = ServerLimits::default().sessions_max(sessions_max);
+    let limits = ServerLimits::default().sessions_max(settings.sessions_max.value);
     let mut builder = Server::builder()
-        .state_directory(state_dir.clone())
+        .state_directory(state_dir)
         .auth_none(settings.auth.is_some())
         .limits(limits);
     for address in &settings.listen.value {
         builder = builder.listen(*address);
     }
     for export in &settings.exports {
-        let export = &export.value;
-        builder = builder
-            .export(Export::new(export.name.clone(), &export.path).writable(export.writable));
+        builder = builder.export(export.value.offer());
     }
     let server = builder.start().await?;
     announce(&server, settings);

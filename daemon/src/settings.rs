@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use rdcp::remote::DEFAULT_PORT;
+use rdcp::server::ServerLimits;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{Args, rdcp_default_port};
+use crate::args::Args;
 use crate::config::Config;
 use crate::config::problem::{Problems, Source};
 use crate::export::CheckedExport;
@@ -71,14 +73,12 @@ pub(crate) struct Settings {
     /// `None`: nobody said `none`, and every address in `listen` is loopback.
     pub(crate) auth: Option<Said<AuthMode>>,
     pub(crate) drain: Said<Duration>,
-    pub(crate) sessions_max: Said<u32>,
+    pub(crate) sessions_max: Said<usize>,
     pub(crate) log_format: Said<LogFormat>,
     pub(crate) log_filter: Said<String>,
     pub(crate) exports: Vec<Said<CheckedExport>>,
 }
 
-/// Sessions at once. Each holds some memory, and 256 is more clients than one node feeds well.
-const SESSIONS_MAX_DEFAULT: u32 = 256;
 /// How long running transfers may go on after SIGTERM: well below the 90 s after which systemd
 /// kills a service that does not end.
 const DRAIN_DEFAULT: Duration = Duration::from_secs(30);
@@ -113,7 +113,7 @@ impl Settings {
                 }),
             sessions_max: config
                 .sessions_max
-                .unwrap_or(Said::default(SESSIONS_MAX_DEFAULT)),
+                .unwrap_or_else(|| Said::default(ServerLimits::default().sessions_max)),
             log_format: args
                 .log_format
                 .map(|format| Said::by_option(format, "--log-format"))
@@ -212,10 +212,7 @@ fn join_listen(
 ) -> Said<Vec<SocketAddr>> {
     let listen = if typed.is_empty() {
         config.unwrap_or_else(|| {
-            Said::default(vec![SocketAddr::from((
-                Ipv4Addr::LOCALHOST,
-                rdcp_default_port(),
-            ))])
+            Said::default(vec![SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))])
         })
     } else {
         Said::by_option(typed, "--listen")
@@ -373,7 +370,10 @@ mod tests {
         assert_eq!(settings.listen.value, ["[::1]:6".parse().unwrap()]);
         assert_eq!(settings.log_filter.value, "debug");
         assert_eq!(settings.drain.value, Duration::from_secs(1));
-        assert_eq!(settings.sessions_max, Said::default(SESSIONS_MAX_DEFAULT));
+        assert_eq!(
+            settings.sessions_max,
+            Said::default(ServerLimits::default().sessions_max)
+        );
     }
 
     #[test]

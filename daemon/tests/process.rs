@@ -117,9 +117,9 @@ fn wrong_command_lines_exit_2_and_say_what_to_write() {
         (&["--nonsense"][..], "--nonsense"),
         (&[], "write --export NAME=PATH"),
         (&["--export", "data"], "write NAME=PATH"),
-        (&["--export", "a/b=data"], "can't be the name of an export"),
-        (&["--export", "d=none"], "make the directory"),
-        (&["--export", "d=/proc"], "is on proc"),
+        (&["--export", "a/b=data"], "can't be an export's name"),
+        (&["--export", "d=none"], "none"),
+        (&["--export", "d=/proc"], "/proc"),
         (
             &["--export", "d=data", "--listen", "0.0.0.0:0"],
             "auth = \"none\"",

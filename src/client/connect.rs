@@ -70,9 +70,17 @@ impl Session {
         };
         let control = control::connect(&host, &connect).await.map_err(refused)?;
         let cores = machinery.lanes.count();
-        let streams = options.streams.unwrap_or_else(|| cores.min(STREAMS_DEFAULT_MAX));
-        let streams = streams.clamp(1, STREAMS_MAX).min(control.welcome.data_connections_max.into());
-        let peer = Peer::new(control.welcome.session, control.writer.clone(), machinery.lanes.clone());
+        let streams = options
+            .streams
+            .unwrap_or_else(|| cores.min(STREAMS_DEFAULT_MAX));
+        let streams = streams
+            .clamp(1, STREAMS_MAX)
+            .min(control.welcome.data_connections_max.into());
+        let peer = Peer::new(
+            control.welcome.session,
+            control.writer.clone(),
+            machinery.lanes.clone(),
+        );
         let pulse = Arc::new(Pulse::new());
         let data = Arc::new(Data {
             server: control.peer,
@@ -117,16 +125,22 @@ impl Session {
         &self.welcome
     }
 
+    pub(super) fn machinery(&self) -> Machinery {
+        self.machinery.clone()
+    }
+
     pub(super) fn workers(&self) -> Workers {
         self.machinery.workers.clone()
     }
 
     /// A seat for a transfer or operation.
     pub(super) fn seat(&self, transfer: TransferId) -> Result<Seat, Error> {
-        self.peer.seat(transfer).ok_or_else(|| match self.peer.over() {
-            Some(fault) => fault.into(),
-            None => Error::new(ErrorKind::Internal, "a transfer id was made twice"),
-        })
+        self.peer
+            .seat(transfer)
+            .ok_or_else(|| match self.peer.over() {
+                Some(fault) => fault.into(),
+                None => Error::new(ErrorKind::Internal, "a transfer id was made twice"),
+            })
     }
 
     /// Makes the session's data connections, if they are not there yet.
@@ -149,7 +163,10 @@ impl Session {
             *made = true;
             let (peer, data) = (Arc::clone(&self.peer), Arc::clone(&self.data));
             let keeping = tokio::spawn(async move { data.keep(&peer).await });
-            self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(keeping);
+            self.tasks
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(keeping);
         }
         Ok(())
     }
@@ -160,22 +177,34 @@ impl Session {
         match tokio::time::timeout(deadline, answered).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(fault)) => Err(fault.into()),
-            Err(_) => Err(Error::new(ErrorKind::TimedOut, "the server does not answer")),
+            Err(_) => Err(Error::new(
+                ErrorKind::TimedOut,
+                "the server does not answer",
+            )),
         }
     }
 
     pub(super) async fn close(&self) {
-        self.peer.close(&Fault::new(FaultCode::Cancelled, "the client closed the session"));
+        self.peer.close(&Fault::new(
+            FaultCode::Cancelled,
+            "the client closed the session",
+        ));
         self.writer.close().await;
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        for task in self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for task in self
+            .tasks
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+        {
             task.abort();
         }
-        self.peer.close(&Fault::new(FaultCode::Cancelled, "the client went away"));
+        self.peer
+            .close(&Fault::new(FaultCode::Cancelled, "the client went away"));
     }
 }
 
@@ -209,12 +238,7 @@ impl Data {
 }
 
 /// Reads what the server says until the connection ends.
-async fn read(
-    mut reader: TlsReader,
-    peer: Arc<Peer>,
-    writer: ControlWriter,
-    pulse: Arc<Pulse>,
-) {
+async fn read(mut reader: TlsReader, peer: Arc<Peer>, writer: ControlWriter, pulse: Arc<Pulse>) {
     let fault = loop {
         let envelope = match reader.next().await {
             Ok(Some(envelope)) => envelope,
@@ -257,7 +281,11 @@ fn policy(unknown: UnknownHost) -> HostPolicy {
         UnknownHost::Refuse => Arc::new(|_| HostDecision::Refuse),
         UnknownHost::AcceptNew => Arc::new(|_| HostDecision::Remember),
         UnknownHost::Ask(ask) => Arc::new(move |trust| {
-            if ask(trust) { HostDecision::Remember } else { HostDecision::Refuse }
+            if ask(trust) {
+                HostDecision::Remember
+            } else {
+                HostDecision::Refuse
+            }
         }),
     }
 }
@@ -281,7 +309,11 @@ fn refused(error: ControlError) -> Error {
         ControlError::Refused(fault) => ErrorKind::of_fault(fault.code),
         other => ErrorKind::of_fault(other.to_fault().code),
     };
-    let kind = if kind == ErrorKind::TimedOut { ErrorKind::Unreachable } else { kind };
+    let kind = if kind == ErrorKind::TimedOut {
+        ErrorKind::Unreachable
+    } else {
+        kind
+    };
     let message = error.to_string();
     let mut public = Error::new(kind, message);
     if let Some(hint) = hint {
@@ -294,4 +326,3 @@ fn refused(error: ControlError) -> Error {
         _ => public,
     }
 }
-

@@ -23,16 +23,26 @@ pub(super) fn destination(path: &Path) -> Result<Local, StorageError> {
     let mut missing: Vec<Vec<u8>> = Vec::new();
     let mut held = path.to_path_buf();
     loop {
-        let at = if held.as_os_str().is_empty() { Path::new(".") } else { held.as_path() };
+        let at = if held.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            held.as_path()
+        };
         if at.is_dir() {
             let root = Root::open(at, Identity::current())?;
             missing.reverse();
-            return Ok(Local { root: Arc::new(root), below: missing.join(&b'/') });
+            return Ok(Local {
+                root: Arc::new(root),
+                below: missing.join(&b'/'),
+            });
         }
         let Some(name) = held.file_name() else {
             // `..` below something missing, or `/`, which always is a directory.
             let root = Root::open(at, Identity::current())?;
-            return Ok(Local { root: Arc::new(root), below: Vec::new() });
+            return Ok(Local {
+                root: Arc::new(root),
+                below: Vec::new(),
+            });
         };
         missing.push(name.as_bytes().to_vec());
         held.pop();
@@ -41,7 +51,10 @@ pub(super) fn destination(path: &Path) -> Result<Local, StorageError> {
 
 /// A source and what it is called at its destination. A symlink that the command line names stands
 /// for its target unless symlinks are carried as such; with a trailing slash always.
-pub(super) fn source(path: &Path, preserve: Preserve) -> Result<(SourceSpec, RootName), StorageError> {
+pub(super) fn source(
+    path: &Path,
+    preserve: Preserve,
+) -> Result<(SourceSpec, RootName), StorageError> {
     let bytes = path.as_os_str().as_bytes();
     let contents = bytes.len() > 1 && bytes.ends_with(b"/");
     let shown_name = last_component(path);
@@ -55,15 +68,32 @@ pub(super) fn source(path: &Path, preserve: Preserve) -> Result<(SourceSpec, Roo
         let parent = parent.canonicalize().map_err(failed)?;
         parent.join(path.file_name().unwrap_or_default())
     } else {
-        path.canonicalize().map_err(failed)?
+        match path.canonicalize() {
+            Ok(real) => real,
+            // The walk tells what is missing, and the other sources go on.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let local = destination(path)?;
+                let name = shown_name.unwrap_or_default();
+                let spec = SourceSpec {
+                    root: local.root,
+                    path: local.below,
+                };
+                return Ok((spec, RootName { name, contents }));
+            }
+            Err(error) => return Err(failed(error)),
+        }
     };
-    let name = shown_name.unwrap_or_else(|| real.file_name().unwrap_or_default().as_bytes().to_vec());
+    let name =
+        shown_name.unwrap_or_else(|| real.file_name().unwrap_or_default().as_bytes().to_vec());
     let (held, below) = match (real.parent(), real.file_name()) {
         (Some(parent), Some(file_name)) => (parent.to_path_buf(), file_name.as_bytes().to_vec()),
         _ => (PathBuf::from("/"), Vec::new()),
     };
     let root = Arc::new(Root::open(&held, Identity::current())?);
-    Ok((SourceSpec { root, path: below }, RootName { name, contents }))
+    Ok((
+        SourceSpec { root, path: below },
+        RootName { name, contents },
+    ))
 }
 
 /// What the user called it: its last component, unless that is `.`, `..` or nothing.
@@ -83,8 +113,12 @@ pub fn sum_local(
     hash: HashKind,
     on: &mut dyn FnMut(Listed),
 ) -> Result<(), Error> {
-    let (spec, _) = source(path, Preserve::default()).map_err(|error| Error::from(error.fault()))?;
-    let mut output = operations::Output { tell: on, cancelled: &|| false };
+    let (spec, _) =
+        source(path, Preserve::default()).map_err(|error| Error::from(error.fault()))?;
+    let mut output = operations::Output {
+        tell: on,
+        cancelled: &|| false,
+    };
     operations::sum(&spec.root, &spec.path, recursive, hash, &mut output)
         .map_err(|error| Error::from(error.fault()))
 }

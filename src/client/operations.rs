@@ -34,13 +34,29 @@ pub(super) async fn list(
     recursive: bool,
     on: impl FnMut(Listed),
 ) -> Result<(), Error> {
-    run(session, Operation::List { path: path.clone(), recursive }, on).await
+    run(
+        session,
+        Operation::List {
+            path: path.clone(),
+            recursive,
+        },
+        on,
+    )
+    .await
 }
 
 pub(super) async fn stat(session: &Session, path: &RemotePath) -> Result<Listed, Error> {
     let mut found = None;
-    run(session, Operation::Stat { path: path.clone() }, |listed| found = Some(listed)).await?;
-    found.ok_or_else(|| Error::new(ErrorKind::Unreachable, "the server answered without a result"))
+    run(session, Operation::Stat { path: path.clone() }, |listed| {
+        found = Some(listed)
+    })
+    .await?;
+    found.ok_or_else(|| {
+        Error::new(
+            ErrorKind::Unreachable,
+            "the server answered without a result",
+        )
+    })
 }
 
 pub(super) async fn sum(
@@ -50,7 +66,16 @@ pub(super) async fn sum(
     hash: HashKind,
     on: impl FnMut(Listed),
 ) -> Result<(), Error> {
-    run(session, Operation::Sum { path: path.clone(), recursive, hash }, on).await
+    run(
+        session,
+        Operation::Sum {
+            path: path.clone(),
+            recursive,
+            hash,
+        },
+        on,
+    )
+    .await
 }
 
 pub(super) async fn remove(
@@ -58,7 +83,15 @@ pub(super) async fn remove(
     path: &RemotePath,
     recursive: bool,
 ) -> Result<(), Error> {
-    run(session, Operation::Remove { path: path.clone(), recursive }, |_| ()).await
+    run(
+        session,
+        Operation::Remove {
+            path: path.clone(),
+            recursive,
+        },
+        |_| (),
+    )
+    .await
 }
 
 pub(super) async fn make_directory(
@@ -66,7 +99,15 @@ pub(super) async fn make_directory(
     path: &RemotePath,
     parents: bool,
 ) -> Result<(), Error> {
-    run(session, Operation::MakeDirectory { path: path.clone(), parents }, |_| ()).await
+    run(
+        session,
+        Operation::MakeDirectory {
+            path: path.clone(),
+            parents,
+        },
+        |_| (),
+    )
+    .await
 }
 
 pub(super) async fn ping(session: &Session) -> Result<Ping, Error> {
@@ -104,13 +145,19 @@ async fn run(
 ) -> Result<(), Error> {
     let seat = session.seat(TransferId::random())?;
     seat.say(Message::Operate(operation));
-    seat.say(Message::Credit { pages: LISTINGS_CREDIT, region_bytes: 0 });
+    seat.say(Message::Credit {
+        pages: LISTINGS_CREDIT,
+        region_bytes: 0,
+    });
     let mut running = Running { seat, over: false };
     loop {
         match running.seat.inbox.recv().await {
             Some(Inbound::Message(Message::Listing(lines))) => {
                 lines.into_iter().for_each(&mut on);
-                running.seat.say(Message::Credit { pages: 1, region_bytes: 0 });
+                running.seat.say(Message::Credit {
+                    pages: 1,
+                    region_bytes: 0,
+                });
             }
             Some(Inbound::Message(Message::Done)) => {
                 running.over = true;

@@ -75,9 +75,15 @@ impl RemoteFile {
         let mut at = offset;
         let mut filled = 0;
         while at < end {
-            let range = ByteRange { start: at, end: end.min(at + STEP_BYTES) };
+            let range = ByteRange {
+                start: at,
+                end: end.min(at + STEP_BYTES),
+            };
             let (answer, answered) = oneshot::channel();
-            self.requests.send(Request { range, answer }).await.map_err(|_| closed())?;
+            self.requests
+                .send(Request { range, answer })
+                .await
+                .map_err(|_| closed())?;
             let bytes = answered.await.map_err(|_| closed())??;
             buffer[filled..filled + bytes.len()].copy_from_slice(&bytes);
             filled += bytes.len();
@@ -102,7 +108,10 @@ pub(super) async fn open(session: Arc<Session>, path: &RemotePath) -> Result<Rem
         recursive: false,
     };
     seat.say(Message::Open(open));
-    seat.say(Message::Credit { pages: 1, region_bytes: CREDIT_BYTES });
+    seat.say(Message::Credit {
+        pages: 1,
+        region_bytes: CREDIT_BYTES,
+    });
     let mut reading = Reading {
         seat,
         lanes: Vec::new(),
@@ -290,9 +299,13 @@ impl Reading {
         base: u64,
         bytes: &mut [u8],
     ) -> Result<(), Error> {
-        let window = ByteRange { start: part.file_offset, end: part.file_offset + part.len };
+        let window = ByteRange {
+            start: part.file_offset,
+            end: part.file_offset + part.len,
+        };
         let chunks = CHUNK.index_of(window.start).0..CHUNK.count(window.end);
-        let has_data = |range: ByteRange| part.extents.iter().any(|e| !e.intersect(range).is_empty());
+        let has_data =
+            |range: ByteRange| part.extents.iter().any(|e| !e.intersect(range).is_empty());
         let mut todo: Vec<(ChunkIndex, u32)> = chunks
             .map(ChunkIndex)
             .filter(|&chunk| has_data(CHUNK.range(chunk, self.len)))
@@ -305,13 +318,19 @@ impl Reading {
                 && let Some((chunk, tries)) = todo.pop()
             {
                 let range = CHUNK.range(chunk, self.len);
-                let plan = HashPlan::Blake3 { chunk, chunk_size: CHUNK, file_len: self.len };
+                let plan = HashPlan::Blake3 {
+                    chunk,
+                    chunk_size: CHUNK,
+                    file_len: self.len,
+                };
                 let offset = part.region_offset + (range.start - window.start);
                 let token = self.post(grant, offset, range.len(), plan)?;
                 flying.insert(token, (chunk, tries));
             }
             let (token, arrived) = self.arrive_any().await?;
-            let Some((chunk, tries)) = flying.remove(&token) else { continue };
+            let Some((chunk, tries)) = flying.remove(&token) else {
+                continue;
+            };
             let Some(arrived) = arrived else {
                 // Its connection was lost: that costs the chunk nothing.
                 todo.push((chunk, tries));
@@ -324,13 +343,17 @@ impl Reading {
                     return Err(corrupt(chunk.0));
                 }
                 self.digests.remove(&chunk.0);
-                self.seat.say(Message::Recheck { entry: self.entry, chunk: chunk.0 });
+                self.seat.say(Message::Recheck {
+                    entry: self.entry,
+                    chunk: chunk.0,
+                });
                 todo.push((chunk, tries + 1));
                 continue;
             }
             let at = usize::try_from(range.start - base).unwrap_or(usize::MAX);
             let len = usize::try_from(range.len()).unwrap_or(usize::MAX);
-            let (Some(to), Some(from)) = (bytes.get_mut(at..at + len), arrived.slot.get(..len)) else {
+            let (Some(to), Some(from)) = (bytes.get_mut(at..at + len), arrived.slot.get(..len))
+            else {
                 return Err(out_of_turn());
             };
             to.copy_from_slice(from);
@@ -365,15 +388,19 @@ impl Reading {
                 return Ok(token);
             }
         }
-        Err(Error::new(ErrorKind::Unreachable, "no data connection is left"))
+        Err(Error::new(
+            ErrorKind::Unreachable,
+            "no data connection is left",
+        ))
     }
 
     async fn arrive(&mut self, token: u64) -> Result<Arrived, Error> {
         loop {
             let (landed, arrived) = self.arrive_any().await?;
             if landed == token {
-                return arrived
-                    .ok_or_else(|| Error::new(ErrorKind::Unreachable, "a data connection was lost"));
+                return arrived.ok_or_else(|| {
+                    Error::new(ErrorKind::Unreachable, "a data connection was lost")
+                });
             }
         }
     }
@@ -393,7 +420,13 @@ impl Reading {
             return match result {
                 Ok(landed) => {
                     let slot = landed.slot.ok_or_else(out_of_turn)?;
-                    Ok((token, Some(Arrived { slot, digest: landed.digest })))
+                    Ok((
+                        token,
+                        Some(Arrived {
+                            slot,
+                            digest: landed.digest,
+                        }),
+                    ))
                 }
                 Err(FetchError::ConnectionLost) => Ok((token, None)),
                 Err(error) => Err(self.refused(error).await),
@@ -414,8 +447,9 @@ impl Reading {
         };
         match tokio::time::timeout(patience, explained).await {
             Ok(explained) => explained,
-            Err(_) => Error::new(ErrorKind::Storage, "the server did not serve a read")
-                .with_source(error),
+            Err(_) => {
+                Error::new(ErrorKind::Storage, "the server did not serve a read").with_source(error)
+            }
         }
     }
 
@@ -426,7 +460,10 @@ impl Reading {
             }
             // What lands meanwhile is looked at after the digest is here.
             let inbound = self.receive().await?;
-            if matches!(inbound, Inbound::Lane(_) | Inbound::Message(Message::Grant(_))) {
+            if matches!(
+                inbound,
+                Inbound::Lane(_) | Inbound::Message(Message::Grant(_))
+            ) {
                 self.waiting.push_back(inbound);
             }
         }
@@ -467,8 +504,12 @@ impl Reading {
 
 /// The part of `range` out of bytes that start at `base` of the file.
 fn cut(bytes: &[u8], base: u64, range: ByteRange) -> Vec<u8> {
-    let from = usize::try_from(range.start - base).unwrap_or(usize::MAX).min(bytes.len());
-    let to = usize::try_from(range.end - base).unwrap_or(usize::MAX).min(bytes.len());
+    let from = usize::try_from(range.start - base)
+        .unwrap_or(usize::MAX)
+        .min(bytes.len());
+    let to = usize::try_from(range.end - base)
+        .unwrap_or(usize::MAX)
+        .min(bytes.len());
     bytes[from..to.max(from)].to_vec()
 }
 

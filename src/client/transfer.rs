@@ -21,9 +21,9 @@ use crate::session::peer::Seat;
 use crate::session::receiving::Receiving;
 use crate::session::sending::Sending;
 use crate::session::watch::{Ended, Watch, WatchOptions};
+use crate::storage::StorageError;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, WalkOptions};
-use crate::storage::StorageError;
 use crate::wire::message::{Direction, Open, Placement, RemotePath, RootName};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -133,7 +133,16 @@ pub(super) fn push(
     into_directory: bool,
     options: TransferOptions,
 ) -> Transfer {
-    begin(move |start| run_push(session, sources, destination, into_directory, options, start))
+    begin(move |start| {
+        run_push(
+            session,
+            sources,
+            destination,
+            into_directory,
+            options,
+            start,
+        )
+    })
 }
 
 fn begin<F>(run: impl FnOnce(Start) -> F) -> Transfer
@@ -145,9 +154,21 @@ where
     let (canceller, cancel) = watch::channel(None);
     let progress = Arc::new(Mutex::new(Progress::default()));
     let shared = Arc::clone(&progress);
-    let start = Start { id, begun: Instant::now(), events, shared, cancel };
+    let start = Start {
+        id,
+        begun: Instant::now(),
+        events,
+        shared,
+        cancel,
+    };
     let task = tokio::spawn(run(start));
-    Transfer { id, progress, events: taken, cancel: Canceller(Arc::new(canceller)), task }
+    Transfer {
+        id,
+        progress,
+        events: taken,
+        cancel: Canceller(Arc::new(canceller)),
+        task,
+    }
 }
 
 async fn run_pull(
@@ -182,8 +203,14 @@ async fn run_pull(
         .map_err(|error| Error::from(error.fault()))?;
     session.connect_data().await?;
     let seat = session.seat(start.id)?;
-    let paths = sources.into_iter().map(|source| RemotePath { export: source.export, path: source.path });
-    seat.say(Message::Open(open(Direction::Pull(paths.collect()), &options)));
+    let paths = sources.into_iter().map(|source| RemotePath {
+        export: source.export,
+        path: source.path,
+    });
+    seat.say(Message::Open(open(
+        Direction::Pull(paths.collect()),
+        &options,
+    )));
     let receiver_options = ReceiverOptions {
         fail_early: options.fail_early,
         end_when_full: true,
@@ -213,7 +240,10 @@ async fn run_push(
     let found = session
         .workers()
         .run(move || -> Result<Vec<_>, StorageError> {
-            sources.iter().map(|path| local::source(path, preserve)).collect()
+            sources
+                .iter()
+                .map(|path| local::source(path, preserve))
+                .collect()
         })
         .await
         .map_err(broken)?
@@ -230,7 +260,11 @@ async fn run_push(
     let seat = session.seat(start.id)?;
     let direction = Direction::Push {
         destination,
-        placement: Placement { into_directory, make_parents: options.make_parents, roots },
+        placement: Placement {
+            into_directory,
+            make_parents: options.make_parents,
+            roots,
+        },
         overwrite: options.overwrite,
         sync: options.sync,
     };
@@ -243,7 +277,7 @@ async fn run_push(
     let (watch, account) = watching(start, shown, &options, &seat).await;
     let run = Sending {
         seat,
-        workers: session.workers(),
+        machinery: session.machinery(),
         source: Arc::new(Source::new(specs, walk)),
         options: sender_options,
         watch,
@@ -271,7 +305,11 @@ async fn watching(
         reason = TCP_REASON,
         "started"
     );
-    let started = Event::Started { transfer: start.id, transport: "tcp", reason: TCP_REASON.into() };
+    let started = Event::Started {
+        transfer: start.id,
+        transport: "tcp",
+        reason: TCP_REASON.into(),
+    };
     // A watcher that has gone already needs no events.
     let _ = start.events.send(started).await;
     let watch = Watch::new(WatchOptions {
@@ -282,12 +320,23 @@ async fn watching(
         cancel: start.cancel,
         stall_timeout: options.stall_timeout,
     });
-    (watch, Account { id: start.id, begun: start.begun, hash: options.hash })
+    (
+        watch,
+        Account {
+            id: start.id,
+            begun: start.begun,
+            hash: options.hash,
+        },
+    )
 }
 
 impl Account {
     fn report(self, ended: Ended) -> Result<Report, Error> {
-        let Ended { ledger, totals, fault } = ended;
+        let Ended {
+            ledger,
+            totals,
+            fault,
+        } = ended;
         if let Some(fault) = fault {
             tracing::info!(transfer = %self.id, reason = %fault.text.escape_debug(), "ended early");
             return Err(fault.into());
@@ -304,9 +353,16 @@ impl Account {
             Verdict::Clean => None,
             Verdict::One(code) => Some(ErrorKind::of_fault(code)),
             Verdict::Several => {
-                let mut kinds = ledger.classes().iter().map(|(code, _)| ErrorKind::of_fault(*code));
+                let mut kinds = ledger
+                    .classes()
+                    .iter()
+                    .map(|(code, _)| ErrorKind::of_fault(*code));
                 let first = kinds.next();
-                if kinds.all(|kind| Some(kind) == first) { first } else { Some(ErrorKind::Several) }
+                if kinds.all(|kind| Some(kind) == first) {
+                    first
+                } else {
+                    Some(ErrorKind::Several)
+                }
             }
         };
         Ok(Report {
@@ -350,17 +406,37 @@ fn open(direction: Direction, options: &TransferOptions) -> Open {
 }
 
 fn root_name(source: &PullSource) -> RootName {
-    let end = source.path.iter().rposition(|&byte| byte != b'/').map_or(0, |at| at + 1);
+    let end = source
+        .path
+        .iter()
+        .rposition(|&byte| byte != b'/')
+        .map_or(0, |at| at + 1);
     let trimmed = &source.path[..end];
-    let name = trimmed.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    let name = trimmed
+        .rsplit(|&byte| byte == b'/')
+        .next()
+        .unwrap_or_default();
     // The top of an export is called what the export is called.
-    let name = if name.is_empty() { source.export.as_bytes() } else { name };
-    RootName { name: name.to_vec(), contents: source.contents }
+    let name = if name.is_empty() {
+        source.export.as_bytes()
+    } else {
+        name
+    };
+    RootName {
+        name: name.to_vec(),
+        contents: source.contents,
+    }
 }
 
 /// What roots are called in messages: nothing where a directory's contents are meant.
 fn shown_roots(roots: &[RootName]) -> Vec<Vec<u8>> {
-    let shown = |root: &RootName| if root.contents { Vec::new() } else { root.name.clone() };
+    let shown = |root: &RootName| {
+        if root.contents {
+            Vec::new()
+        } else {
+            root.name.clone()
+        }
+    };
     roots.iter().map(shown).collect()
 }
 

@@ -75,7 +75,11 @@ impl Ledger {
     /// Something failed.
     pub(super) fn fail(&mut self, entry: Option<EntryId>, fault: &Fault) {
         self.failed += 1;
-        match self.classes.iter_mut().find(|(code, _)| *code == fault.code) {
+        match self
+            .classes
+            .iter_mut()
+            .find(|(code, _)| *code == fault.code)
+        {
             Some((_, count)) => *count += 1,
             // Unknown numbers from a peer are one class here, or they could grow the table.
             None if matches!(fault.code, FaultCode::Unknown(_)) => self.fail_unknown(fault.code),
@@ -107,16 +111,28 @@ mod tests {
     fn one_class_of_failure_is_told_from_several() {
         let mut ledger = Ledger::default();
         ledger.settle(EntryId(0), &Outcome::Unchanged);
-        ledger.settle(EntryId(1), &Outcome::Published { bytes: 7, digest: None });
+        ledger.settle(
+            EntryId(1),
+            &Outcome::Published {
+                bytes: 7,
+                digest: None,
+            },
+        );
         assert_eq!(ledger.verdict(), Verdict::Clean);
         ledger.settle(EntryId(2), &failed(FaultCode::Denied));
         ledger.settle(EntryId(3), &failed(FaultCode::Denied));
         assert_eq!(ledger.verdict(), Verdict::One(FaultCode::Denied));
         ledger.settle(EntryId(4), &failed(FaultCode::NoSpace));
         assert_eq!(ledger.verdict(), Verdict::Several);
-        assert_eq!((ledger.published, ledger.unchanged, ledger.failed), (1, 1, 3));
+        assert_eq!(
+            (ledger.published, ledger.unchanged, ledger.failed),
+            (1, 1, 3)
+        );
         assert_eq!(ledger.bytes, 7);
-        assert_eq!(ledger.classes(), [(FaultCode::Denied, 2), (FaultCode::NoSpace, 1)]);
+        assert_eq!(
+            ledger.classes(),
+            [(FaultCode::Denied, 2), (FaultCode::NoSpace, 1)]
+        );
     }
 
     #[test]

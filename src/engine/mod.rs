@@ -104,10 +104,16 @@ pub enum Event {
 
 /// The peer broke the conversation.
 fn protocol(what: &str) -> Fault {
-    Fault::new(FaultCode::Protocol, format!("the peer broke the protocol: {what}"))
+    Fault::new(
+        FaultCode::Protocol,
+        format!("the peer broke the protocol: {what}"),
+    )
 }
 
 /// Our own driver broke its contract.
 fn internal(what: &str) -> Fault {
-    Fault::new(FaultCode::Internal, format!("a defect of rdcp, please report it: {what}"))
+    Fault::new(
+        FaultCode::Internal,
+        format!("a defect of rdcp, please report it: {what}"),
+    )
 }

@@ -19,7 +19,10 @@ impl Remaining {
     pub(super) fn new(wanted: &Wanted) -> Option<Self> {
         let ranges = match wanted {
             Wanted::Nothing => return None,
-            Wanted::All => vec![ChunkRange { start: 0, end: u64::MAX }],
+            Wanted::All => vec![ChunkRange {
+                start: 0,
+                end: u64::MAX,
+            }],
             Wanted::Chunks(ranges) => ranges.clone(),
         };
         let ascending = ranges.windows(2).all(|pair| pair[0].end <= pair[1].start);
@@ -115,9 +118,13 @@ mod tests {
 
     #[test]
     fn too_many_ranges_become_fewer_that_cover_them() {
-        let many: Vec<_> = (0..WANT_RANGES_MAX as u64 + 9).map(|n| range(2 * n, 2 * n + 1)).collect();
+        let many: Vec<_> = (0..WANT_RANGES_MAX as u64 + 9)
+            .map(|n| range(2 * n, 2 * n + 1))
+            .collect();
         let end = many.last().unwrap().end;
-        let Wanted::Chunks(few) = coarsen(Wanted::Chunks(many)) else { panic!("still chunks") };
+        let Wanted::Chunks(few) = coarsen(Wanted::Chunks(many)) else {
+            panic!("still chunks")
+        };
         assert_eq!(few.len(), WANT_RANGES_MAX);
         assert_eq!(few.last().unwrap().end, end);
     }

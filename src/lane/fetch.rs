@@ -111,6 +111,11 @@ impl Active {
         }
     }
 
+    /// Whether its slot leaves the lane.
+    pub(super) fn is_delivery(&self) -> bool {
+        matches!(self.store, Store::Deliver)
+    }
+
     /// Whether READs are still to be posted.
     pub(super) fn wants_read(&self) -> bool {
         self.posted < self.len && self.failure.is_none()

@@ -107,6 +107,10 @@ impl RegionTable {
             read_way: OnceLock::new(),
             advised_until: AtomicU64::new(0),
             events: Arc::clone(&self.events),
+            _farewell: Farewell {
+                region: id,
+                events: Arc::clone(&self.events),
+            },
         });
         let replaced = {
             let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
@@ -174,6 +178,7 @@ pub(super) struct Exposed {
     /// Up to where the kernel was asked to read the file ahead.
     pub(super) advised_until: AtomicU64,
     pub(super) events: EventSink,
+    _farewell: Farewell,
 }
 
 /// How a file is read whose file system can't tell whether a read would wait.
@@ -185,10 +190,17 @@ pub(super) enum ReadWay {
     Post,
 }
 
-impl Drop for Exposed {
+/// Tells that a region is gone when it is dropped: the last field of [`Exposed`], so that memory
+/// and file have been given back by then, and whoever waits for them finds them.
+struct Farewell {
+    region: RegionId,
+    events: EventSink,
+}
+
+impl Drop for Farewell {
     fn drop(&mut self) {
         (self.events)(LaneEvent::Revoked {
-            region: self.region.region,
+            region: self.region,
         });
     }
 }

@@ -52,6 +52,15 @@ struct Piece {
     hashed: bool,
 }
 
+/// A piece of a file.
+struct Target {
+    exposed: Arc<Exposed>,
+    file: Arc<dyn SourceFile>,
+    /// Its first byte in the file.
+    position: u64,
+    len: usize,
+}
+
 /// READs that follow one another through a chunk: what they read is hashed as one.
 struct Run {
     key: RemoteKey,
@@ -150,7 +159,13 @@ impl Serving {
         mut slot: Slot,
         mut filled: usize,
     ) -> io::Result<Option<Slot>> {
-        let Some((exposed, file, position, len)) = self.target() else {
+        let Some(Target {
+            exposed,
+            file,
+            position,
+            len,
+        }) = self.target()
+        else {
             return Err(no_file());
         };
         while filled < len {
@@ -181,7 +196,13 @@ impl Serving {
 
     /// The same by calls that may wait: for files in memory, and where there is no other way.
     fn read_plainly(&mut self, mut slot: Slot, mut filled: usize) -> io::Result<Option<Slot>> {
-        let Some((_, file, position, len)) = self.target() else {
+        let Some(Target {
+            file,
+            position,
+            len,
+            ..
+        }) = self.target()
+        else {
             return Err(no_file());
         };
         while filled < len {
@@ -200,7 +221,13 @@ impl Serving {
         slot: Slot,
         filled: usize,
     ) -> io::Result<Option<Slot>> {
-        let Some((exposed, file, position, len)) = self.target() else {
+        let Some(Target {
+            exposed,
+            file,
+            position,
+            len,
+        }) = self.target()
+        else {
             return Err(no_file());
         };
         let operation = FileOperation {
@@ -220,8 +247,8 @@ impl Serving {
         }
     }
 
-    /// The current piece: region, file, position in the file, length.
-    fn target(&self) -> Option<(Arc<Exposed>, Arc<dyn SourceFile>, u64, usize)> {
+    /// What the current piece is read from.
+    fn target(&self) -> Option<Target> {
         let current = self.current.as_ref()?;
         let Served::File {
             file, file_offset, ..
@@ -230,12 +257,13 @@ impl Serving {
             return None;
         };
         let position = file_offset + current.piece.offset;
-        Some((
-            Arc::clone(&current.exposed),
-            Arc::clone(file),
+        let (exposed, file) = (Arc::clone(&current.exposed), Arc::clone(file));
+        Some(Target {
+            exposed,
+            file,
             position,
-            current.piece.len,
-        ))
+            len: current.piece.len,
+        })
     }
 
     /// Hashes the current piece, and tells the value of each chunk that ends in it and was sent

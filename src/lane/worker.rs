@@ -504,10 +504,10 @@ impl Worker {
 }
 
 fn finish_if_over(fetches: &mut HashMap<u64, Active>, id: u64) {
-    if fetches.get(&id).is_some_and(Active::is_over) {
-        if let Some(active) = fetches.remove(&id) {
-            active.finish();
-        }
+    if fetches.get(&id).is_some_and(Active::is_over)
+        && let Some(active) = fetches.remove(&id)
+    {
+        active.finish();
     }
 }
 
@@ -537,8 +537,11 @@ impl Desk<'_> {
 }
 
 impl Host for Desk<'_> {
-    fn landing_slot(&mut self, _: WorkRequestId) -> Option<Slot> {
-        self.pools.landing.take()
+    fn landing_slot(&mut self, id: WorkRequestId) -> Option<Slot> {
+        let pool = &self.pools.landing;
+        // A session may be slow to give back what is delivered to it.
+        let lasting = self.fetches.get(&id.0).is_some_and(Active::is_delivery);
+        pool.take_leaving(if lasting { pool.slots_max() / 4 } else { 0 })
     }
 
     fn landed(&mut self, id: WorkRequestId, slot: &Slot, range: Range<usize>) {
@@ -551,12 +554,12 @@ impl Host for Desk<'_> {
         let Some(active) = self.fetches.get_mut(&id.0) else {
             return;
         };
-        if let Some(write) = active.completed(id, slot, status) {
-            if let Err(write) = self.reactor.post(write) {
-                let bytes = &write.slot[write.range.clone()];
-                let result = rustix::io::pwrite(&write.file, bytes, write.offset);
-                active.written(write, result.map_err(Into::into));
-            }
+        if let Some(write) = active.completed(id, slot, status)
+            && let Err(write) = self.reactor.post(write)
+        {
+            let bytes = &write.slot[write.range.clone()];
+            let result = rustix::io::pwrite(&write.file, bytes, write.offset);
+            active.written(write, result.map_err(Into::into));
         }
         finish_if_over(self.fetches, id.0);
     }

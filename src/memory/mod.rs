@@ -86,14 +86,19 @@ impl Pool {
 
     /// How many [`Self::take`] could hand out now.
     pub fn available(&self) -> usize {
-        let stock = self.shared.stock();
-        stock.free.len() + (self.shared.slots_max - stock.made)
+        self.shared.available(&self.shared.stock())
     }
 
     /// A slot with whatever bytes it held last; `None` when all are out or the kernel has no
     /// memory. Fit for landing bytes of which only the filled part is ever shown.
     pub fn take(&self) -> Option<Slot> {
-        self.take_memory().map(|memory| self.slot(memory))
+        self.take_leaving(0)
+    }
+
+    /// Like [`Self::take`], for uses that may last: `None` also if that would leave fewer than
+    /// `reserve` slots for others.
+    pub fn take_leaving(&self, reserve: usize) -> Option<Slot> {
+        self.take_memory(reserve).map(|memory| self.slot(memory))
     }
 
     /// A slot for bytes of `owner`: all zero unless `owner` was the last to use it. Fit for memory
@@ -114,12 +119,12 @@ impl Pool {
         }
     }
 
-    fn take_memory(&self) -> Option<Memory> {
+    fn take_memory(&self, reserve: usize) -> Option<Memory> {
         let mut stock = self.shared.stock();
-        if let Some(memory) = stock.free.pop() {
-            return Some(memory);
-        }
-        if stock.made < self.shared.slots_max {
+        if self.shared.available(&stock) > reserve {
+            if let Some(memory) = stock.free.pop() {
+                return Some(memory);
+            }
             if let Ok(memory) = Memory::map(self.shared.slot_bytes) {
                 stock.made += 1;
                 return Some(memory);
@@ -144,6 +149,10 @@ impl Shared {
     fn stock(&self) -> MutexGuard<'_, Stock> {
         // Nothing panics while it is held, and a stock is whole between any two statements.
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn available(&self, stock: &Stock) -> usize {
+        stock.free.len() + (self.slots_max - stock.made)
     }
 
     fn give_back(&self, memory: Memory) {

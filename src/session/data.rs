@@ -26,8 +26,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::ids::SessionId;
-pub use crate::transport::tcp::ConnectionKeys;
 use crate::sys::random_bytes;
+pub use crate::transport::tcp::ConnectionKeys;
 use crate::wire::level;
 
 /// How long the opening of a data connection may take.

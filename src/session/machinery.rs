@@ -1,4 +1,4 @@
-//! What one process shares among all its sessions: the lanes and the workers.
+//! What one process shares among all its sessions: the lanes, the workers and pack memory.
 //!
 //! Started at first use and kept until the process ends, so that threads do not grow with clients,
 //! servers or sessions.
@@ -8,18 +8,30 @@ use std::sync::OnceLock;
 
 use crate::error::{Error, ErrorKind};
 use crate::lane::{LaneOptions, Lanes};
+use crate::limits::PACK_BYTES_MAX;
+use crate::memory::Pool;
 use crate::workers::Workers;
 
-/// Lanes and workers.
+/// Lanes, workers, and the memory of packs.
 #[derive(Clone)]
 pub(crate) struct Machinery {
     pub(crate) lanes: Lanes,
     pub(crate) workers: Workers,
+    /// Slots that packs are laid in, for all transfers together. Each transfer has one more of its
+    /// own, so that none waits for another.
+    pub(crate) packs: Pool,
 }
+
+/// Packs of all transfers at once, beside each transfer's own: 64 MiB.
+const PACKS_MAX: usize = 64;
 
 /// Enough for slow calls to overlap on the smallest machine, and for fsyncs to be merged.
 const WORKERS_MIN: usize = 4;
 const WORKERS_MAX: usize = 16;
+
+/// Bytes of a slot that a pack is laid in.
+#[allow(clippy::cast_possible_truncation, reason = "1 MiB fits every usize")]
+pub(crate) const PACK_SLOT_BYTES: usize = PACK_BYTES_MAX as usize;
 
 static MACHINERY: OnceLock<Result<Machinery, String>> = OnceLock::new();
 
@@ -28,10 +40,16 @@ static MACHINERY: OnceLock<Result<Machinery, String>> = OnceLock::new();
 /// # Errors
 /// When the kernel refuses threads, memory or descriptors.
 pub(crate) fn machinery() -> Result<Machinery, Error> {
-    MACHINERY.get_or_init(|| start().map_err(|error| error.to_string())).clone().map_err(|error| {
-        Error::new(ErrorKind::Storage, format!("starting the data plane failed: {error}"))
+    MACHINERY
+        .get_or_init(|| start().map_err(|error| error.to_string()))
+        .clone()
+        .map_err(|error| {
+            Error::new(
+                ErrorKind::Storage,
+                format!("starting the data plane failed: {error}"),
+            )
             .with_hint("raise the limits on open files, processes and locked memory (ulimit -a)")
-    })
+        })
 }
 
 fn start() -> std::io::Result<Machinery> {
@@ -40,5 +58,6 @@ fn start() -> std::io::Result<Machinery> {
     Ok(Machinery {
         lanes: Lanes::start(&LaneOptions::default())?,
         workers: Workers::start(workers.unwrap_or(NonZeroUsize::MIN))?,
+        packs: Pool::new(PACK_SLOT_BYTES, PACKS_MAX),
     })
 }

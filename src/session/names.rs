@@ -31,7 +31,10 @@ struct Known {
 
 impl Names {
     pub(crate) fn new(roots: Vec<Vec<u8>>) -> Self {
-        Self { roots, known: HashMap::new() }
+        Self {
+            roots,
+            known: HashMap::new(),
+        }
     }
 
     /// Learns what a page tells.
@@ -92,7 +95,10 @@ impl Names {
                     }
                 }
                 Place::Root(number) => {
-                    let root = self.roots.get(*number as usize).map_or(&b""[..], Vec::as_slice);
+                    let root = self
+                        .roots
+                        .get(*number as usize)
+                        .map_or(&b""[..], Vec::as_slice);
                     if !root.is_empty() {
                         parts.push(root);
                     }
@@ -128,7 +134,11 @@ impl Names {
             if !known.over || known.children > 0 || (known.is_directory && !known.ended) {
                 return;
             }
-            let Some(Known { place: Place::In(parent, _), .. }) = self.known.remove(&entry) else {
+            let Some(Known {
+                place: Place::In(parent, _),
+                ..
+            }) = self.known.remove(&entry)
+            else {
                 return;
             };
             if let Some(known) = self.known.get_mut(&parent) {
@@ -145,7 +155,12 @@ mod tests {
     use crate::manifest::{Entry, Metadata, Name};
 
     fn entry(id: u64, place: Place, kind: EntryKind) -> Item {
-        Item::Entry(Entry { id: EntryId(id), place, kind, metadata: Metadata::default() })
+        Item::Entry(Entry {
+            id: EntryId(id),
+            place,
+            kind,
+            metadata: Metadata::default(),
+        })
     }
 
     fn inside(parent: u64, name: &str) -> Place {
@@ -158,7 +173,14 @@ mod tests {
         names.learn(&[
             entry(0, Place::Root(0), EntryKind::Directory),
             entry(1, inside(0, "a"), EntryKind::Directory),
-            entry(2, inside(1, "f"), EntryKind::File { len: 7, linked: false }),
+            entry(
+                2,
+                inside(1, "f"),
+                EntryKind::File {
+                    len: 7,
+                    linked: false,
+                },
+            ),
         ]);
         assert_eq!(names.path(EntryId(2)), b"top/a/f");
         assert_eq!(names.len(EntryId(2)), 7);
@@ -167,7 +189,10 @@ mod tests {
         }
         assert_eq!(names.known.len(), 2, "directories that may still grow stay");
         for id in [1, 0] {
-            let end = Note::DirectoryEnd { directory: EntryId(id), complete: true };
+            let end = Note::DirectoryEnd {
+                directory: EntryId(id),
+                complete: true,
+            };
             names.learn(&[Item::Note(end)]);
         }
         assert!(names.known.is_empty());

@@ -36,7 +36,9 @@ pub(crate) async fn run(serving: Arc<Serving>, mut seat: Seat, operation: Operat
 async fn perform(serving: &Serving, seat: &mut Seat, operation: Operation) -> Result<(), Fault> {
     match operation {
         Operation::List { path, .. } | Operation::Stat { path } if path.export.is_empty() => {
-            seat.say(Message::Listing(serving.exports.iter().map(exported).collect()));
+            seat.say(Message::Listing(
+                serving.exports.iter().map(exported).collect(),
+            ));
             Ok(())
         }
         Operation::List { path, recursive } => {
@@ -54,7 +56,11 @@ async fn perform(serving: &Serving, seat: &mut Seat, operation: Operation) -> Re
             })
             .await
         }
-        Operation::Sum { path, recursive, hash } => {
+        Operation::Sum {
+            path,
+            recursive,
+            hash,
+        } => {
             if hash == HashKind::None {
                 return Err(Fault::new(FaultCode::Invalid, "a sum needs a digest"));
             }
@@ -124,7 +130,10 @@ async fn listing(
             }
         };
         let stopped = || cancelled.load(Ordering::Relaxed);
-        let result = work(&mut Output { tell: &mut tell, cancelled: &stopped });
+        let result = work(&mut Output {
+            tell: &mut tell,
+            cancelled: &stopped,
+        });
         if !batch.is_empty() {
             // If nobody takes it any more, the operation has been cancelled.
             let _ = batches.blocking_send(batch);
@@ -160,9 +169,10 @@ fn heard(inbound: Option<Inbound>) -> Result<u64, Fault> {
     match inbound {
         Some(Inbound::Message(Message::Credit { pages, .. })) => Ok(pages.into()),
         Some(Inbound::Message(Message::Failed(fault)) | Inbound::Over(fault)) => Err(fault),
-        Some(Inbound::Message(_)) => {
-            Err(Fault::new(FaultCode::Protocol, "an operation takes credit and nothing else"))
-        }
+        Some(Inbound::Message(_)) => Err(Fault::new(
+            FaultCode::Protocol,
+            "an operation takes credit and nothing else",
+        )),
         Some(Inbound::Lane(_) | Inbound::LaneUp(_) | Inbound::LaneDown(_)) => Ok(0),
         None => Err(Fault::new(FaultCode::Lost, "the session ended")),
     }

@@ -14,8 +14,8 @@ use tokio::sync::{Notify, mpsc, watch};
 use crate::engine::LaneId;
 use crate::ids::{RegionId, SessionId, TransferId};
 use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, RegionTable};
-use crate::session::data::ConnectionKeys;
 use crate::session::control::{ControlError, ControlWriter};
+use crate::session::data::ConnectionKeys;
 use crate::wire::message::Envelope;
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -93,7 +93,10 @@ impl Peer {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) & ((1 << 23) - 1);
         // Connections are locked first, as in `attach`: a lane that comes up in between is told
         // exactly once.
-        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
         if routes.over || routes.by_transfer.contains_key(&transfer) {
             return None;
@@ -104,12 +107,21 @@ impl Peer {
         }
         routes.by_transfer.insert(transfer, sender.clone());
         routes.by_number.insert(number, sender);
-        Some(Seat { peer: Arc::clone(self), transfer, inbox, number })
+        Some(Seat {
+            peer: Arc::clone(self),
+            transfer,
+            inbox,
+            number,
+        })
     }
 
     /// How many transfers have a seat.
     pub(crate) fn seats(&self) -> usize {
-        self.routes.read().unwrap_or_else(PoisonError::into_inner).by_transfer.len()
+        self.routes
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .by_transfer
+            .len()
     }
 
     /// Says something to the peer.
@@ -143,7 +155,10 @@ impl Peer {
         stream: std::net::TcpStream,
         keys: ConnectionKeys,
     ) -> bool {
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connections = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if connections.closed {
             return false;
         }
@@ -163,13 +178,20 @@ impl Peer {
 
     /// How many data connections are up.
     pub(crate) fn connections(&self) -> usize {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner).up.len()
+        self.connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .up
+            .len()
     }
 
     /// Ends every data connection. What was in flight on them comes back as lost.
     pub(crate) fn drop_connections(&self) {
         let dropped = {
-            let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut connections = self
+                .connections
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             let dropped = std::mem::take(&mut connections.up);
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
             for (lane, _) in &dropped {
@@ -185,7 +207,10 @@ impl Peer {
     /// The session is over: tells every transfer, ends the data connections.
     pub(crate) fn close(&self, fault: &Fault) {
         {
-            let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut connections = self
+                .connections
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             connections.closed = true;
         }
         {
@@ -224,7 +249,10 @@ impl Peer {
     fn lane_event(&self, event: LaneEvent) {
         if let LaneEvent::ConnectionLost { connection, reason } = &event {
             tracing::debug!(session = %self.id, %connection, %reason, "data connection ended");
-            let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut connections = self
+                .connections
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             let is_it = |(_, known): &(LaneId, Arc<DataConnection>)| known.id() == *connection;
             let Some(at) = connections.up.iter().position(is_it) else {
                 return;
@@ -235,7 +263,9 @@ impl Peer {
             self.lost.notify_one();
             return;
         }
-        let Some((number, event)) = localise(event) else { return };
+        let Some((number, event)) = localise(event) else {
+            return;
+        };
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(sender) = routes.by_number.get(&number) {
             let _ = sender.send(Inbound::Lane(event));
@@ -243,8 +273,15 @@ impl Peer {
     }
 
     fn connection(&self, lane: LaneId) -> Option<Arc<DataConnection>> {
-        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        connections.up.iter().find(|(known, _)| *known == lane).map(|(_, found)| Arc::clone(found))
+        let connections = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        connections
+            .up
+            .iter()
+            .find(|(known, _)| *known == lane)
+            .map(|(_, found)| Arc::clone(found))
     }
 }
 
@@ -298,7 +335,9 @@ impl Seat {
 
     /// Posts a fetch. `false`: the lane is gone, and the fetch with it.
     pub(crate) fn fetch(&self, lane: LaneId, mut fetch: Fetch) -> bool {
-        let Some(connection) = self.peer.connection(lane) else { return false };
+        let Some(connection) = self.peer.connection(lane) else {
+            return false;
+        };
         fetch.token |= u64::from(self.number) << NUMBER_SHIFT;
         connection.fetch(fetch);
         true
@@ -312,7 +351,11 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut routes = self.peer.routes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut routes = self
+            .peer
+            .routes
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         routes.by_transfer.remove(&self.transfer);
         routes.by_number.remove(&self.number);
     }

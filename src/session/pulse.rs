@@ -29,7 +29,11 @@ struct State {
 impl Pulse {
     pub(crate) fn new() -> Self {
         let heard = Instant::now();
-        Self(Mutex::new(State { heard, next_nonce: 1, waiting: HashMap::new() }))
+        Self(Mutex::new(State {
+            heard,
+            next_nonce: 1,
+            waiting: HashMap::new(),
+        }))
     }
 
     /// A message came.
@@ -70,7 +74,10 @@ impl Pulse {
             let silent = heard.elapsed();
             if silent >= DEAD_AFTER {
                 let seconds = silent.as_secs();
-                return Fault::new(FaultCode::Lost, format!("nothing was heard for {seconds} s"));
+                return Fault::new(
+                    FaultCode::Lost,
+                    format!("nothing was heard for {seconds} s"),
+                );
             }
             if silent >= ASK_AFTER && asked.elapsed() >= ASK_AFTER {
                 asked = Instant::now();

@@ -171,11 +171,7 @@ impl Driver {
         self.engine.handle(input);
     }
 
-    fn landed(
-        &mut self,
-        token: u64,
-        result: Result<crate::lane::Landed, FetchError>,
-    ) -> Input {
+    fn landed(&mut self, token: u64, result: Result<crate::lane::Landed, FetchError>) -> Input {
         let region = self.pack_fetches.remove(&token);
         let entry = self.chunk_fetches.remove(&token);
         let result = match result {
@@ -187,13 +183,18 @@ impl Driver {
             }
             Err(FetchError::ConnectionLost) => Err(FetchFailure::Lost),
             Err(FetchError::Refused(_)) => Err(FetchFailure::Remote),
-            Err(FetchError::Storage(error)) => Err(FetchFailure::Storage(self.write_fault(entry, error))),
+            Err(FetchError::Storage(error)) => {
+                Err(FetchFailure::Storage(self.write_fault(entry, error)))
+            }
             Err(error) => {
                 let fault = Fault::new(FaultCode::Internal, error.to_string());
                 Err(FetchFailure::Storage(fault))
             }
         };
-        Input::Landed { token: FetchToken(token), result }
+        Input::Landed {
+            token: FetchToken(token),
+            result,
+        }
     }
 
     fn job_done(&mut self, done: Done) -> Option<Ended> {
@@ -244,7 +245,10 @@ impl Driver {
                 return None;
             }
             for token in std::mem::take(&mut self.lost) {
-                self.engine.handle(Input::Landed { token, result: Err(FetchFailure::Lost) });
+                self.engine.handle(Input::Landed {
+                    token,
+                    result: Err(FetchFailure::Lost),
+                });
             }
         }
     }
@@ -252,12 +256,16 @@ impl Driver {
     /// What the sink left out or did otherwise.
     async fn report_notes(&mut self) {
         for note in self.sink.take_notes() {
-            self.watch.warn(Vec::new(), Fault::new(FaultCode::Special, note)).await;
+            self.watch
+                .warn(Vec::new(), Fault::new(FaultCode::Special, note))
+                .await;
         }
     }
 
     fn write_fault(&self, entry: Option<EntryId>, error: std::io::Error) -> Fault {
-        let path = entry.map(|entry| self.watch.path(entry)).unwrap_or_default();
+        let path = entry
+            .map(|entry| self.watch.path(entry))
+            .unwrap_or_default();
         write_fault(&path, error)
     }
 
@@ -268,20 +276,38 @@ impl Driver {
                 self.watch.learn(&items);
                 self.pages.push_back((page, items));
             }
-            Output::Prepare { entry, file_len, .. } => self.prepare(entry, file_len),
-            Output::Allocate { entry, region, ranges } => {
+            Output::Prepare {
+                entry, file_len, ..
+            } => self.prepare(entry, file_len),
+            Output::Allocate {
+                entry,
+                region,
+                ranges,
+            } => {
                 let file = self.files.get(&entry).and_then(|file| file.sink.clone());
                 let path = self.watch.path(entry);
                 self.job(move || {
                     let result = match file {
-                        Some(file) => file.allocate(&ranges).map_err(|error| write_fault(&path, error)),
+                        Some(file) => file
+                            .allocate(&ranges)
+                            .map_err(|error| write_fault(&path, error)),
                         None => Err(Fault::new(FaultCode::Internal, "no part file is open")),
                     };
-                    Done::Input(Input::Allocated { entry, region, result })
+                    Done::Input(Input::Allocated {
+                        entry,
+                        region,
+                        result,
+                    })
                 });
             }
             Output::Fetch(fetch) => self.fetch(fetch),
-            Output::FetchPack { token, lane, region, key, len } => {
+            Output::FetchPack {
+                token,
+                lane,
+                region,
+                key,
+                len,
+            } => {
                 self.pack_fetches.insert(token.0, region);
                 let fetch = Fetch {
                     token: token.0,
@@ -296,9 +322,21 @@ impl Driver {
                     self.lost.push(token);
                 }
             }
-            Output::StorePack { region, files, digests } => self.store_pack(region, files, digests),
-            Output::Verified { entry, chunk, digest } => self.verified(entry, chunk, digest),
-            Output::Hole { entry, chunks, value } => {
+            Output::StorePack {
+                region,
+                files,
+                digests,
+            } => self.store_pack(region, files, digests),
+            Output::Verified {
+                entry,
+                chunk,
+                digest,
+            } => self.verified(entry, chunk, digest),
+            Output::Hole {
+                entry,
+                chunks,
+                value,
+            } => {
                 if let Some(file) = self.files.get_mut(&entry) {
                     file.holes.push(chunks);
                     let last = chunks.end == self.chunk.count(file.len);
@@ -317,9 +355,7 @@ impl Driver {
                     self.files.remove(entry);
                 }
                 let sink = Arc::clone(&self.sink);
-                self.job(move || {
-                    Done::Input(Input::DirectoriesSettled(sink.settled(&entries)))
-                });
+                self.job(move || Done::Input(Input::DirectoriesSettled(sink.settled(&entries))));
             }
             Output::Event(event) => self.watch.event(event).await,
             Output::Finished(ledger) => return Some(self.watch.finished(ledger).await),
@@ -344,7 +380,9 @@ impl Driver {
         if self.placing {
             return;
         }
-        let Some((page, items)) = self.pages.pop_front() else { return };
+        let Some((page, items)) = self.pages.pop_front() else {
+            return;
+        };
         self.placing = true;
         let sink = Arc::clone(&self.sink);
         self.job(move || Done::Placed(page, sink.place(items)));
@@ -352,14 +390,24 @@ impl Driver {
 
     fn prepare(&mut self, entry: EntryId, file_len: u64) {
         let root = (self.hash == HashKind::Blake3).then(|| RootBuilder::new(self.chunk, file_len));
-        let file = File { sink: None, len: file_len, root, holes: Vec::new(), last_value: None };
+        let file = File {
+            sink: None,
+            len: file_len,
+            root,
+            holes: Vec::new(),
+            last_value: None,
+        };
         self.files.insert(entry, file);
         let sink = Arc::clone(&self.sink);
         self.job(move || Done::Prepared(entry, sink.prepare(entry, file_len)));
     }
 
     fn fetch(&mut self, order: engine::receiver::Fetch) {
-        let Some(file) = self.files.get(&order.entry).and_then(|file| file.sink.clone()) else {
+        let Some(file) = self
+            .files
+            .get(&order.entry)
+            .and_then(|file| file.sink.clone())
+        else {
             self.lost.push(order.token);
             return;
         };
@@ -382,7 +430,11 @@ impl Driver {
             offset: order.key.address.saturating_add(order.region_offset),
             len: order.len,
             hash,
-            store: Store::File { file, offset: order.file_offset, data: order.data },
+            store: Store::File {
+                file,
+                offset: order.file_offset,
+                data: order.data,
+            },
         };
         if self.seat.fetch(order.lane, fetch) {
             self.chunk_fetches.insert(order.token.0, order.entry);
@@ -412,7 +464,9 @@ impl Driver {
     }
 
     fn verified(&mut self, entry: EntryId, chunk: ChunkIndex, digest: Option<[u8; 32]>) {
-        let (Some(file), Some(digest)) = (self.files.get_mut(&entry), digest) else { return };
+        let (Some(file), Some(digest)) = (self.files.get_mut(&entry), digest) else {
+            return;
+        };
         if let Some(root) = &mut file.root
             && let Err(error) = root.add(chunk, digest)
         {
@@ -442,7 +496,10 @@ impl Driver {
             let entries: Vec<_> = digests.keys().copied().collect();
             let answer = |(entry, result): (EntryId, Result<(), Fault>)| {
                 let digest = digests.get(&entry).copied().flatten();
-                Input::Published { entry, result: result.map(|()| digest) }
+                Input::Published {
+                    entry,
+                    result: result.map(|()| digest),
+                }
             };
             Done::Inputs(sink.publish_all(&entries).into_iter().map(answer).collect())
         });
@@ -503,7 +560,10 @@ fn store_pack(
             results.push((file.entry, PackResult::Mismatch));
             continue;
         };
-        right.push(sink::PackFile { id: file.entry, bytes });
+        right.push(sink::PackFile {
+            id: file.entry,
+            bytes,
+        });
         values.push(digest);
     }
     let stored = sink.store_pack(&right);

@@ -5,12 +5,13 @@
 //! peer may read, events. Walking, opening, filling packs and hashing ahead run on the workers;
 //! serving READs is the lanes' work; the rest is this task.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
+use super::machinery::{Machinery, PACK_SLOT_BYTES};
 use super::peer::{Inbound, Seat};
 use super::receiving::panic_message;
 use super::watch::{Attention, Ended, Watch};
@@ -19,8 +20,8 @@ use crate::engine::{Event, Sender};
 use crate::ids::{EntryId, RegionId, RemoteKey};
 use crate::integrity::{ChunkHasher, HashPlan, Sha256Ahead, Sha256State};
 use crate::lane::{LaneEvent, Served, ServedRegion};
-use crate::limits::{GRANT_EXTENTS_MAX, PACK_BYTES_MAX};
-use crate::memory::Pool;
+use crate::limits::GRANT_EXTENTS_MAX;
+use crate::memory::{Pool, Slot};
 use crate::storage::SourceFile;
 use crate::storage::source::{OpenSource, Source};
 use crate::units::{ByteRange, ChunkIndex, ChunkSize};
@@ -34,7 +35,7 @@ const HASH_PIECE_BYTES: usize = 256 << 10;
 /// What a sending run needs.
 pub(crate) struct Sending {
     pub(crate) seat: Seat,
-    pub(crate) workers: Workers,
+    pub(crate) machinery: Machinery,
     pub(crate) source: Arc<Source>,
     pub(crate) options: SenderOptions,
     pub(crate) watch: Watch,
@@ -50,8 +51,12 @@ struct Driver {
     watch: Watch,
     results: mpsc::UnboundedSender<Done>,
     files: HashMap<EntryId, Open>,
-    /// Memory of packs: as many slots as the engine uses at once.
+    /// Memory of packs that all transfers share.
     packs: Pool,
+    /// One slot of our own: with it a transfer goes on whatever others hold.
+    own_pack: Pool,
+    /// Packs that wait for memory.
+    waiting: VecDeque<WaitingPack>,
 }
 
 /// A big file that is served.
@@ -66,6 +71,13 @@ enum Ahead {
     Idle(Option<Sha256Ahead>),
     /// A job runs; it is to be followed by one up to here.
     Running(Option<ChunkIndex>),
+}
+
+/// A pack that waits for memory.
+struct WaitingPack {
+    region: RegionId,
+    entries: Vec<EntryId>,
+    capacity: u64,
 }
 
 /// What a job reports.
@@ -85,11 +97,9 @@ impl Sending {
     /// the ledger.
     pub(crate) async fn run(self) -> Ended {
         let (results, mut job_results) = mpsc::unbounded_channel();
-        let slot_bytes = usize::try_from(PACK_BYTES_MAX).unwrap_or(1 << 20);
-        let slots = usize::try_from(self.options.pack_bytes_max / PACK_BYTES_MAX).unwrap_or(1);
         let mut driver = Driver {
             seat: self.seat,
-            workers: self.workers,
+            workers: self.machinery.workers,
             source: self.source,
             hash: self.options.hash,
             chunk: self.options.chunk,
@@ -97,7 +107,9 @@ impl Sending {
             watch: self.watch,
             results,
             files: HashMap::new(),
-            packs: Pool::new(slot_bytes, slots.max(1)),
+            packs: self.machinery.packs,
+            own_pack: Pool::new(PACK_SLOT_BYTES, 1),
+            waiting: VecDeque::new(),
         };
         loop {
             if let Some(ended) = driver.carry_out().await {
@@ -149,10 +161,20 @@ impl Driver {
             // The receiver alone chooses lanes.
             Inbound::LaneUp(_) | Inbound::LaneDown(_) => return,
             Inbound::Lane(event) => match event {
-                LaneEvent::Hashed { entry, chunk, value, .. } => Input::Hashed { entry, chunk, value },
-                LaneEvent::SourceFailed { entry, error, .. } => {
-                    Input::SourceFailed { entry, fault: read_fault(&error) }
-                }
+                LaneEvent::Hashed {
+                    entry,
+                    chunk,
+                    value,
+                    ..
+                } => Input::Hashed {
+                    entry,
+                    chunk,
+                    value,
+                },
+                LaneEvent::SourceFailed { entry, error, .. } => Input::SourceFailed {
+                    entry,
+                    fault: read_fault(&error),
+                },
                 LaneEvent::Revoked { region } => Input::Unexposed { region },
                 _ => return,
             },
@@ -172,9 +194,18 @@ impl Driver {
             }
             Done::Opened(entry, result) => {
                 let result = result.map(|file| {
-                    let opened = OpenedFile { version: file.version, len: file.len };
+                    let opened = OpenedFile {
+                        version: file.version,
+                        len: file.len,
+                    };
                     let ahead = Ahead::Idle(Some(Sha256Ahead::new()));
-                    self.files.insert(entry, Open { file: Arc::new(file), ahead });
+                    self.files.insert(
+                        entry,
+                        Open {
+                            file: Arc::new(file),
+                            ahead,
+                        },
+                    );
                     opened
                 });
                 Input::Opened { entry, result }
@@ -213,13 +244,29 @@ impl Driver {
                 Output::Open { entry } => {
                     let source = Arc::clone(&self.source);
                     self.job(move || {
-                        Done::Opened(entry, source.open_file(entry).map_err(|error| error.fault()))
+                        Done::Opened(
+                            entry,
+                            source.open_file(entry).map_err(|error| error.fault()),
+                        )
                     });
                 }
-                Output::FillPack { region, entries, capacity } => {
-                    self.fill_pack(region, entries, capacity);
+                Output::FillPack {
+                    region,
+                    entries,
+                    capacity,
+                } => {
+                    self.waiting.push_back(WaitingPack {
+                        region,
+                        entries,
+                        capacity,
+                    });
                 }
-                Output::Expose { region, entry, range, file_len } => {
+                Output::Expose {
+                    region,
+                    entry,
+                    range,
+                    file_len,
+                } => {
                     self.expose(region, entry, range, file_len);
                 }
                 Output::HashAhead { entry, upto } => self.hash_ahead(entry, upto),
@@ -228,11 +275,16 @@ impl Driver {
                     let file = self.files.get(&entry).map(|open| Arc::clone(&open.file));
                     let source = Arc::clone(&self.source);
                     self.job(move || {
-                        let same = file.is_some_and(|file| source.unchanged(&*file.file, file.version));
+                        let same =
+                            file.is_some_and(|file| source.unchanged(&*file.file, file.version));
                         Done::Input(Input::Checked { entry, same })
                     });
                 }
-                Output::Rehash { entry, chunk, before } => self.rehash(entry, chunk, before),
+                Output::Rehash {
+                    entry,
+                    chunk,
+                    before,
+                } => self.rehash(entry, chunk, before),
                 Output::Forget { entry } => {
                     self.files.remove(&entry);
                     self.source.forget(entry);
@@ -244,6 +296,7 @@ impl Driver {
                 }
             }
         }
+        self.fill_packs();
         None
     }
 
@@ -261,19 +314,34 @@ impl Driver {
         });
     }
 
-    fn fill_pack(&mut self, region: RegionId, entries: Vec<EntryId>, capacity: u64) {
-        // The engine has at most as many packs under way as there are slots.
-        let Some(mut slot) = self.packs.take() else {
-            let fault = Fault::new(FaultCode::Internal, "no memory is left for a pack");
-            let failed = entries.into_iter().map(|entry| (entry, fault.clone())).collect();
-            let pack = FilledPack { failed, ..FilledPack::default() };
-            self.engine.handle(Input::PackFilled { region, pack });
-            return;
-        };
+    /// Fills the packs that there is memory for. Called whenever something happened, so a pack whose
+    /// memory another transfer gives back waits at most until our own next one is released.
+    fn fill_packs(&mut self) {
+        let owner = self.seat.peer.id.0;
+        while !self.waiting.is_empty() {
+            let slot = self
+                .own_pack
+                .take_for(owner)
+                .or_else(|| self.packs.take_for(owner));
+            let (Some(slot), Some(pack)) = (slot, self.waiting.pop_front()) else {
+                return;
+            };
+            self.fill_pack(pack, slot);
+        }
+    }
+
+    fn fill_pack(&mut self, pack: WaitingPack, mut slot: Slot) {
+        let WaitingPack {
+            region,
+            entries,
+            capacity,
+        } = pack;
         let source = Arc::clone(&self.source);
         let regions = self.seat.regions();
         self.job(move || {
-            let room = usize::try_from(capacity).unwrap_or(usize::MAX).min(slot.len());
+            let room = usize::try_from(capacity)
+                .unwrap_or(usize::MAX)
+                .min(slot.len());
             let filled = source.fill_pack(&entries, &mut slot[..room]);
             let mut pack = FilledPack {
                 len: filled.used_len,
@@ -285,9 +353,20 @@ impl Driver {
             };
             if pack.len > 0 {
                 let key = random_key();
-                let content = Served::Memory { slot: Arc::new(slot), len: pack.len };
-                regions.expose(ServedRegion { region, key, content });
-                pack.keys.push(RegionKey { rail: 0, address: 0, key });
+                let content = Served::Memory {
+                    slot: Arc::new(slot),
+                    len: pack.len,
+                };
+                regions.expose(ServedRegion {
+                    region,
+                    key,
+                    content,
+                });
+                pack.keys.push(RegionKey {
+                    rail: 0,
+                    address: 0,
+                    key,
+                });
             }
             Done::PackFilled(region, pack)
         });
@@ -296,14 +375,17 @@ impl Driver {
     fn expose(&mut self, region: RegionId, entry: EntryId, range: ByteRange, file_len: u64) {
         let Some(file) = self.files.get(&entry).map(|open| Arc::clone(&open.file)) else {
             let fault = Fault::new(FaultCode::Internal, "no open file belongs to the entry");
-            self.engine.handle(Input::Exposed { region, result: Err(fault) });
+            self.engine.handle(Input::Exposed {
+                region,
+                result: Err(fault),
+            });
             return;
         };
         let hash = (self.hash == HashKind::Blake3).then_some(self.chunk);
         let source = Arc::clone(&self.source);
         let regions = self.seat.regions();
         self.job(move || {
-            let extents = source.extents(&*file.file, range, GRANT_EXTENTS_MAX);
+            let extents = source.extents(&file, range, GRANT_EXTENTS_MAX);
             let key = random_key();
             let content = Served::File {
                 file: Arc::clone(&file.file),
@@ -313,15 +395,25 @@ impl Driver {
                 file_len,
                 hash,
             };
-            regions.expose(ServedRegion { region, key, content });
-            let keys = vec![RegionKey { rail: 0, address: 0, key }];
+            regions.expose(ServedRegion {
+                region,
+                key,
+                content,
+            });
+            let keys = vec![RegionKey {
+                rail: 0,
+                address: 0,
+                key,
+            }];
             Done::Exposed(region, Ok(ExposedWindow { keys, extents }))
         });
     }
 
     /// Hashes a file on, front to back, as far as `upto`; one job per file at a time.
     fn hash_ahead(&mut self, entry: EntryId, upto: ChunkIndex) {
-        let Some(open) = self.files.get_mut(&entry) else { return };
+        let Some(open) = self.files.get_mut(&entry) else {
+            return;
+        };
         let state = match &mut open.ahead {
             Ahead::Idle(state) => state.take(),
             Ahead::Running(next) => {
@@ -349,7 +441,11 @@ impl Driver {
                     _ => state.clone().finish(),
                 };
                 // Whoever waits for it may have gone.
-                let _ = results.send(Done::Input(Input::Hashed { entry, chunk, value }));
+                let _ = results.send(Done::Input(Input::Hashed {
+                    entry,
+                    chunk,
+                    value,
+                }));
                 chunk.0 += 1;
             }
             Done::Ahead(entry, Ok(state))
@@ -363,9 +459,16 @@ impl Driver {
         self.job(move || {
             let result = match file {
                 Some(file) => rehash(&source, &file, hash, chunk_size, chunk, before),
-                None => Err(Fault::new(FaultCode::SourceChanged, "the file is not open any more")),
+                None => Err(Fault::new(
+                    FaultCode::SourceChanged,
+                    "the file is not open any more",
+                )),
             };
-            Done::Input(Input::Rehashed { entry, chunk, result })
+            Done::Input(Input::Rehashed {
+                entry,
+                chunk,
+                result,
+            })
         });
     }
 }
@@ -381,7 +484,11 @@ fn rehash(
 ) -> Result<[u8; 32], Fault> {
     let range = chunk_size.range(chunk, file.len);
     let plan = match hash {
-        HashKind::Blake3 => HashPlan::Blake3 { chunk, chunk_size, file_len: file.len },
+        HashKind::Blake3 => HashPlan::Blake3 {
+            chunk,
+            chunk_size,
+            file_len: file.len,
+        },
         HashKind::Sha256 => HashPlan::Sha256 {
             before: before.map_or(Sha256State::INITIAL, Sha256State),
             start: range.start,
@@ -392,7 +499,9 @@ fn rehash(
     source.drop_cache(&*file.file, range);
     let mut hasher = ChunkHasher::new(&plan);
     let mut buffer = vec![0; HASH_PIECE_BYTES];
-    hash_range(&*file.file, range, &mut buffer, |piece| hasher.update(piece))?;
+    hash_range(&*file.file, range, &mut buffer, |piece| {
+        hasher.update(piece)
+    })?;
     Ok(hasher.finish().unwrap_or_default())
 }
 
@@ -405,10 +514,17 @@ fn hash_range(
 ) -> Result<(), Fault> {
     let mut at = range.start;
     while at < range.end {
-        let want = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(buffer.len());
-        let read = file.read_at(&mut buffer[..want], at).map_err(|error| read_fault(&error))?;
+        let want = usize::try_from(range.end - at)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
+        let read = file
+            .read_at(&mut buffer[..want], at)
+            .map_err(|error| read_fault(&error))?;
         if read == 0 {
-            return Err(Fault::new(FaultCode::SourceChanged, "the file became shorter"));
+            return Err(Fault::new(
+                FaultCode::SourceChanged,
+                "the file became shorter",
+            ));
         }
         piece(&buffer[..read]);
         at += read as u64;
@@ -419,7 +535,10 @@ fn hash_range(
 /// What a failed read of a source means to the peer.
 fn read_fault(error: &std::io::Error) -> Fault {
     if error.kind() == std::io::ErrorKind::UnexpectedEof {
-        return Fault::new(FaultCode::SourceChanged, "the file became shorter while it was read");
+        return Fault::new(
+            FaultCode::SourceChanged,
+            "the file became shorter while it was read",
+        );
     }
     Fault::new(FaultCode::Storage, format!("reading failed: {error}"))
 }

@@ -92,7 +92,11 @@ impl Serving {
     /// Transfers and operations of all sessions.
     fn seats(&self) -> usize {
         let sessions = self.lock();
-        sessions.values().filter_map(|entered| entered.peer.as_ref()).map(|peer| peer.seats()).sum()
+        sessions
+            .values()
+            .filter_map(|entered| entered.peer.as_ref())
+            .map(|peer| peer.seats())
+            .sum()
     }
 
     /// Waits up to `grace` for what runs, then ends all sessions.
@@ -127,8 +131,15 @@ impl Serving {
     /// Ends all sessions now.
     pub(crate) fn end(&self) {
         self.draining.send_replace(true);
-        let peers: Vec<_> = self.lock().values().filter_map(|entered| entered.peer.clone()).collect();
-        let fault = Fault::new(FaultCode::Busy, "the server is shutting down; try again later");
+        let peers: Vec<_> = self
+            .lock()
+            .values()
+            .filter_map(|entered| entered.peer.clone())
+            .collect();
+        let fault = Fault::new(
+            FaultCode::Busy,
+            "the server is shutting down; try again later",
+        );
         for peer in peers {
             peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
             peer.close(&fault);
@@ -144,7 +155,9 @@ impl Serving {
     }
 
     fn peer_of(&self, session: SessionId) -> Option<Arc<Peer>> {
-        self.lock().get(&session).and_then(|entered| entered.peer.clone())
+        self.lock()
+            .get(&session)
+            .and_then(|entered| entered.peer.clone())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Entered>> {
@@ -153,15 +166,22 @@ impl Serving {
 
     /// Finds what a client named.
     pub(crate) fn export(&self, path: &RemotePath) -> Result<&Exported, Fault> {
-        self.exports.iter().find(|export| export.name == path.export).ok_or_else(|| {
-            let names: Vec<_> = self.exports.iter().map(|export| export.name.as_str()).collect();
-            let text = format!(
-                "no export is called '{}'; there are: {}",
-                path.export.escape_debug(),
-                names.join(", ")
-            );
-            Fault::new(FaultCode::NotFound, text)
-        })
+        self.exports
+            .iter()
+            .find(|export| export.name == path.export)
+            .ok_or_else(|| {
+                let names: Vec<_> = self
+                    .exports
+                    .iter()
+                    .map(|export| export.name.as_str())
+                    .collect();
+                let text = format!(
+                    "no export is called '{}'; there are: {}",
+                    path.export.escape_debug(),
+                    names.join(", ")
+                );
+                Fault::new(FaultCode::NotFound, text)
+            })
     }
 
     /// Finds what a client wants to change.
@@ -179,7 +199,9 @@ impl Serving {
 pub(crate) async fn accept(serving: Arc<Serving>, listener: TcpListener) {
     loop {
         // Taken before the accept: clients beyond the limit wait in the kernel's queue.
-        let Ok(permit) = Arc::clone(&serving.handshakes).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&serving.handshakes).acquire_owned().await else {
+            return;
+        };
         match listener.accept().await {
             Ok((stream, from)) => {
                 let serving = Arc::clone(&serving);
@@ -202,7 +224,9 @@ async fn connection(
     stream: TcpStream,
     permit: tokio::sync::OwnedSemaphorePermit,
 ) {
-    let from = stream.peer_addr().map_or_else(|_| "?".to_owned(), |from| from.to_string());
+    let from = stream
+        .peer_addr()
+        .map_or_else(|_| "?".to_owned(), |from| from.to_string());
     match data::classify(&stream, HANDSHAKE_DEADLINE).await {
         Ok(ConnectionKind::Control) => {
             let config = Arc::clone(&serving.tls);
@@ -232,7 +256,9 @@ async fn connection(
 }
 
 fn attach(serving: &Serving, connection: data::DataConnection) {
-    let Some(peer) = serving.peer_of(connection.session) else { return };
+    let Some(peer) = serving.peer_of(connection.session) else {
+        return;
+    };
     if peer.connections() >= serving.limits.data_connections_max.into() {
         tracing::warn!(session = %peer.id, "the session has all the data connections it may have");
         return;
@@ -255,7 +281,10 @@ async fn session(
         }
         return;
     }
-    let left = Leaving { serving: &serving, id };
+    let left = Leaving {
+        serving: &serving,
+        id,
+    };
     let software = greeted.hello().software.clone();
     let greeting = Greeting {
         session: id,
@@ -293,7 +322,10 @@ async fn session(
 /// why not.
 fn enter(serving: &Serving, id: SessionId, greeted: &Greeted) -> Option<Fault> {
     if serving.is_draining() {
-        return Some(Fault::new(FaultCode::Busy, "the server is shutting down; try again later"));
+        return Some(Fault::new(
+            FaultCode::Busy,
+            "the server is shutting down; try again later",
+        ));
     }
     let key = match greeted.session_key(id) {
         Ok(key) => key,
@@ -301,7 +333,10 @@ fn enter(serving: &Serving, id: SessionId, greeted: &Greeted) -> Option<Fault> {
     };
     let mut sessions = serving.lock();
     if sessions.len() >= serving.limits.sessions_max {
-        let text = format!("the server has {} sessions and takes no more; try again later", sessions.len());
+        let text = format!(
+            "the server has {} sessions and takes no more; try again later",
+            sessions.len()
+        );
         return Some(Fault::new(FaultCode::Busy, text));
     }
     sessions.insert(id, Entered { key, peer: None });
@@ -367,7 +402,10 @@ async fn read(
                 run(serving, transfer_task(Arc::clone(serving), seat, open));
             }),
             Message::Operate(operation) => begin(serving, peer, transfer).map(|seat| {
-                run(serving, operating::run(Arc::clone(serving), seat, operation));
+                run(
+                    serving,
+                    operating::run(Arc::clone(serving), seat, operation),
+                );
             }),
             _ if transfer == TransferId::NONE => {
                 let fault = Fault::new(FaultCode::Protocol, "a message belongs to no transfer");
@@ -390,7 +428,10 @@ async fn read(
 /// A seat for what a client begins.
 fn begin(serving: &Serving, peer: &Arc<Peer>, transfer: TransferId) -> Result<Seat, Fault> {
     if serving.is_draining() {
-        return Err(Fault::new(FaultCode::Busy, "the server is shutting down; try again later"));
+        return Err(Fault::new(
+            FaultCode::Busy,
+            "the server is shutting down; try again later",
+        ));
     }
     if transfer == TransferId::NONE {
         return Err(Fault::new(FaultCode::Protocol, "a transfer needs an id"));
@@ -436,7 +477,11 @@ async fn transfer_task(serving: Arc<Serving>, seat: Seat, open: Open) {
         Direction::Push { .. } => receive(&serving, seat, &open, watch).await,
     };
     match ended {
-        Ok(Ended { ledger, fault: None, .. }) => tracing::info!(
+        Ok(Ended {
+            ledger,
+            fault: None,
+            ..
+        }) => tracing::info!(
             %session,
             %transfer,
             published = ledger.published,
@@ -445,7 +490,9 @@ async fn transfer_task(serving: Arc<Serving>, seat: Seat, open: Open) {
             bytes = ledger.bytes,
             "transfer ended"
         ),
-        Ok(Ended { fault: Some(fault), .. }) => {
+        Ok(Ended {
+            fault: Some(fault), ..
+        }) => {
             let reason = fault.text.escape_debug();
             tracing::info!(%session, %transfer, %reason, "transfer ended early");
         }
@@ -468,7 +515,10 @@ async fn send(
     let mut roots = Vec::with_capacity(sources.len());
     for source in sources {
         let export = serving.export(&source)?;
-        specs.push(SourceSpec { root: Arc::clone(&export.root), path: source.path.clone() });
+        specs.push(SourceSpec {
+            root: Arc::clone(&export.root),
+            path: source.path.clone(),
+        });
         roots.push(source.path);
     }
     let walk = WalkOptions {
@@ -484,7 +534,7 @@ async fn send(
     seat.say(Message::Opened);
     let run = Sending {
         seat,
-        workers: serving.machinery.workers.clone(),
+        machinery: serving.machinery.clone(),
         source: Arc::new(Source::new(specs, walk)),
         options,
         watch: watch(roots),
@@ -498,12 +548,30 @@ async fn receive(
     open: &Open,
     watch: impl FnOnce(Vec<Vec<u8>>) -> Watch,
 ) -> Result<Ended, Fault> {
-    let Direction::Push { destination, placement, overwrite, sync } = open.direction.clone() else {
-        return Err(Fault::new(FaultCode::Internal, "a pull can't be received here"));
+    let Direction::Push {
+        destination,
+        placement,
+        overwrite,
+        sync,
+    } = open.direction.clone()
+    else {
+        return Err(Fault::new(
+            FaultCode::Internal,
+            "a pull can't be received here",
+        ));
     };
     let export = serving.writable_export(&destination)?;
-    let roots = placement.roots.iter().map(|root| root.name.clone()).collect();
-    let options = SinkOptions { placement, overwrite, preserve: open.preserve, sync };
+    let roots = placement
+        .roots
+        .iter()
+        .map(|root| root.name.clone())
+        .collect();
+    let options = SinkOptions {
+        placement,
+        overwrite,
+        preserve: open.preserve,
+        sync,
+    };
     let root = Arc::clone(&export.root);
     let sink = Sink::new(root, destination.path, options);
     seat.say(Message::Opened);

@@ -170,14 +170,24 @@ impl Watch {
             engine::Event::Repairing { entry, chunk } => {
                 let path = self.names.path(entry);
                 let text = format!("chunk {chunk} did not match its digest and is read again");
-                self.warn(path, Fault::new(FaultCode::Integrity, text)).await;
+                self.warn(path, Fault::new(FaultCode::Integrity, text))
+                    .await;
             }
             engine::Event::Done { entry, outcome } => self.done(entry, outcome).await,
-            engine::Event::Skipped { place, fault, failure } => {
+            engine::Event::Skipped {
+                place,
+                fault,
+                failure,
+            } => {
                 let path = self.names.path_of_place(&place);
                 if failure {
                     self.fail(path.clone(), &fault);
-                    self.tell(Event::Ended { path, outcome: Outcome::Failed(fault), len: 0 }).await;
+                    self.tell(Event::Ended {
+                        path,
+                        outcome: Outcome::Failed(fault),
+                        len: 0,
+                    })
+                    .await;
                 } else {
                     self.warn(path, fault).await;
                 }
@@ -258,13 +268,21 @@ impl Watch {
     /// The run ended by itself.
     pub(crate) async fn finished(&mut self, ledger: Ledger) -> Ended {
         self.publish_progress(true).await;
-        Ended { ledger, totals: std::mem::take(&mut self.totals), fault: None }
+        Ended {
+            ledger,
+            totals: std::mem::take(&mut self.totals),
+            fault: None,
+        }
     }
 
     /// The run was ended.
     pub(crate) async fn failed(&mut self, fault: Fault, ledger: Ledger) -> Ended {
         self.publish_progress(true).await;
-        Ended { ledger, totals: std::mem::take(&mut self.totals), fault: Some(fault) }
+        Ended {
+            ledger,
+            totals: std::mem::take(&mut self.totals),
+            fault: Some(fault),
+        }
     }
 
     /// A job panicked: a defect of ours, and nothing it touched can be trusted to answer.

@@ -3,7 +3,8 @@
 //! In: an open file and a range of it. Out: the data in it, as `SEEK_DATA` and `SEEK_HOLE` tell it
 //! (lseek(2)). A file system that can't tell has one extent: all of it.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -14,13 +15,58 @@ use crate::units::ByteRange;
 /// than four windows can hold.
 const SEEN_MAX: usize = 1 << 15;
 
+/// What is known of where one open file has data.
+///
+/// A file system may walk through all of a file's pages to find the next hole, so a file that has
+/// no room for holes is not asked, and the end of a run of data is asked for once, not once for each
+/// window of the file.
+#[derive(Debug)]
+pub struct Extents {
+    /// The file takes as much on disk as it is long.
+    dense: bool,
+    /// The run of data that was found last.
+    known: Mutex<ByteRange>,
+}
+
+impl Extents {
+    /// Of a file that is `len` bytes long and takes `allocated` bytes on disk.
+    pub fn new(len: u64, allocated: u64) -> Self {
+        Self {
+            dense: allocated >= len,
+            known: Mutex::default(),
+        }
+    }
+
+    /// The data in `range`; see [`extents`].
+    pub fn of(&self, file: impl AsFd, range: ByteRange, max: usize) -> Vec<ByteRange> {
+        if range.is_empty() {
+            return Vec::new();
+        }
+        let known = *self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.dense || (known.start <= range.start && range.end <= known.end) {
+            return vec![range];
+        }
+        let file = file.as_fd();
+        let (found, last) = seek_through(file, range);
+        if let Some(last) = last {
+            *self.known.lock().unwrap_or_else(PoisonError::into_inner) = last;
+        }
+        coarsen(found, max.max(1))
+    }
+}
+
 /// The data in `range`, ascending and disjoint, in at most `max` extents (at least one is allowed):
 /// where there are more, the smallest holes count as data.
 ///
 /// Moves the descriptor's file position, which nothing else here uses.
 pub fn extents(file: impl AsFd, range: ByteRange, max: usize) -> Vec<ByteRange> {
-    let file = file.as_fd();
+    coarsen(seek_through(file.as_fd(), range).0, max.max(1))
+}
+
+/// The data in `range`, and the last run of it as far as it goes beyond the range.
+fn seek_through(file: BorrowedFd<'_>, range: ByteRange) -> (Vec<ByteRange>, Option<ByteRange>) {
     let mut found = Vec::new();
+    let mut last = None;
     let mut position = range.start;
     while position < range.end {
         let start = match seek(file, SeekFrom::Data(position)) {
@@ -38,18 +84,18 @@ pub fn extents(file: impl AsFd, range: ByteRange, max: usize) -> Vec<ByteRange> 
         if start >= range.end {
             break;
         }
-        let end = seek(file, SeekFrom::Hole(start))
-            .unwrap_or(range.end)
-            .min(range.end);
+        let hole = seek(file, SeekFrom::Hole(start)).unwrap_or(range.end);
         // The answer for a file that changes meanwhile may lie anywhere; it must still get on.
-        let end = end.max(start.max(position) + 1);
+        let hole = hole.max(start.max(position) + 1);
+        last = Some(ByteRange { start, end: hole });
+        let end = hole.min(range.end);
         found.push(ByteRange {
             start: start.max(position),
             end,
         });
         position = end;
     }
-    coarsen(found, max.max(1))
+    (found, last)
 }
 
 /// Fills the smallest gaps until at most `max` extents are left.
@@ -113,6 +159,31 @@ mod tests {
         assert_eq!(found, [range(2 * BLOCK + 10, 3 * BLOCK)]);
         assert!(extents(&file, range(7 * BLOCK, 10 * BLOCK), 8).is_empty());
         assert!(extents(&file, range(0, 0), 8).is_empty());
+    }
+
+    #[test]
+    fn what_is_known_gives_the_same_answers() {
+        let file = sparse();
+        let known = Extents::new(10 * BLOCK, 2 * BLOCK);
+        for (start, end) in [
+            (0, 10),
+            (0, 1),
+            (2, 3),
+            (2, 4),
+            (5, 6),
+            (5, 10),
+            (3, 6),
+            (1, 3),
+        ] {
+            let range = range(start * BLOCK, end * BLOCK);
+            assert_eq!(
+                known.of(&file, range, 8),
+                extents(&file, range, 8),
+                "{start}..{end}"
+            );
+        }
+        let dense = Extents::new(BLOCK, BLOCK);
+        assert_eq!(dense.of(&file, range(0, BLOCK), 8), [range(0, BLOCK)]);
     }
 
     #[test]

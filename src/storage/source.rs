@@ -21,6 +21,7 @@ use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fcntl_setfl};
 use super::at;
 use super::directory::{Directory, OpenDirectories};
 use super::error::StorageError;
+use super::extents::Extents;
 use super::file::SourceFile;
 use super::root::Root;
 use super::status::Status;
@@ -64,6 +65,7 @@ pub struct OpenSource {
     pub version: Version,
     /// Its length then, in bytes.
     pub len: u64,
+    extents: Arc<Extents>,
 }
 
 /// The sources of one transfer.
@@ -122,12 +124,13 @@ impl Source {
             file,
             version: version_of(&status),
             len: status.len,
+            extents: Arc::new(Extents::new(status.len, status.allocated)),
         })
     }
 
     /// Where the file has data within `range`, in at most `max` extents.
-    pub fn extents(&self, file: &dyn SourceFile, range: ByteRange, max: usize) -> Vec<ByteRange> {
-        super::extents::extents(file.as_fd(), range, max)
+    pub fn extents(&self, file: &OpenSource, range: ByteRange, max: usize) -> Vec<ByteRange> {
+        file.extents.of(file.file.as_fd(), range, max)
     }
 
     /// Whether the open file still has this version. A file that can't be looked at has not.

@@ -365,7 +365,7 @@ fn versions_tell_changes() {
     file.write_all_at(b"x", 20).unwrap();
     assert!(!source.unchanged(&*opened.file, opened.version));
     let whole = ByteRange { start: 0, end: 10 };
-    assert_eq!(source.extents(&*opened.file, whole, 8), [whole]);
+    assert_eq!(source.extents(&opened, whole, 8), [whole]);
 }
 
 #[test]

@@ -297,9 +297,11 @@ mod tests {
     use std::io::Write as _;
     use std::os::unix::net::UnixStream;
 
-    fn reactors() -> Vec<(Arc<Waker>, Box<dyn Reactor<Arc<File>>>)> {
+    type Made = (Arc<Waker>, Box<dyn Reactor<Arc<File>>>);
+
+    fn reactors() -> Vec<Made> {
         let waker = Waker::new().unwrap();
-        let mut all: Vec<(Arc<Waker>, Box<dyn Reactor<Arc<File>>>)> =
+        let mut all: Vec<Made> =
             vec![(Arc::clone(&waker), Box::new(Readiness::new(waker).unwrap()))];
         if probe().is_ok() {
             let waker = Waker::new().unwrap();

@@ -65,7 +65,9 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
         Kind::Finish => Message::Finish,
         Kind::Finished => Message::Finished,
         Kind::Operate => Message::Operate(read_operation(r)?),
-        Kind::Listing => Message::Listing(r.list(BATCH_ENTRIES_MAX, LISTED_BYTES_MIN, "lines", read_listed)?),
+        Kind::Listing => {
+            Message::Listing(r.list(BATCH_ENTRIES_MAX, LISTED_BYTES_MIN, "lines", read_listed)?)
+        }
         Kind::Done => Message::Done,
     })
 }

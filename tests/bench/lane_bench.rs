@@ -4,16 +4,19 @@
 //! ```text
 //! lane_bench [key=value]...     source=FILE destination=FILE size_mib=1024 chunk_kib=1024
 //!                               window=8 (chunks in flight per connection) connections=2 lanes=2
-//!                               hash=blake3|none reactor=ring|readiness runs=3 store=file|discard
+//!                               hash=blake3|none runs=3 store=file|discard
+//!                               reactor=ring,readiness,loop (interleaved; see below)
 //!                               direct=0|1 (O_DIRECT destination)
 //! ```
+//! `loop` is no lane at all but the bare calls, for scale: per connection one thread that reads,
+//! hashes and sends, and one that receives, hashes and writes, without headers or requests.
 //! The source is made if it is missing. Before each run, memory is touched and freed, so that no
 //! run pays for pages that a virtual machine has to get from its host first.
 #![allow(clippy::cast_precision_loss)] // Figures for people.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -101,8 +104,13 @@ fn main() {
     let source = settings.text("source", "/dev/shm/lane_bench.source");
     make_source(Path::new(&source), size);
     for _ in 0..settings.number("runs", 3) {
-        warm_memory(size + size / 4);
-        run(&settings, &source, size);
+        for reactor in settings.text("reactor", "ring,readiness,loop").split(',') {
+            warm_memory(size + size / 4);
+            match reactor {
+                "loop" => run_loop(&settings, &source, size),
+                _ => run(&settings, &source, size, reactor == "readiness"),
+            }
+        }
     }
 }
 
@@ -135,14 +143,14 @@ fn warm_memory(bytes: u64) {
     std::fs::remove_file(path).expect("warm");
 }
 
-fn run(settings: &Settings, source: &str, size: u64) {
+fn run(settings: &Settings, source: &str, size: u64, force_readiness: bool) {
     let chunk_size =
         ChunkSize::from_bytes(settings.number("chunk_kib", 1024) << 10).expect("chunk");
     let hashed = settings.text("hash", "blake3") == "blake3";
     let connections = usize::try_from(settings.number("connections", 2)).expect("connections");
     let options = LaneOptions {
         lanes: Some(usize::try_from(settings.number("lanes", 2)).expect("lanes")),
-        force_readiness: settings.text("reactor", "ring") == "readiness",
+        force_readiness,
         ..LaneOptions::default()
     };
     let sender = Lanes::start(&options).expect("lanes");
@@ -271,22 +279,106 @@ fn run(settings: &Settings, source: &str, size: u64) {
             _ => {}
         }
     }
-    let (wall, cpu) = (begin.elapsed().as_secs_f64(), cpu_seconds() - begin_cpu);
-    let gib = size as f64 / (1u64 << 30) as f64;
-    println!(
-        "{}: {:.3} s/GiB wall, {:.3} CPU-s/GiB",
+    report(
         if receiver.describe().uring {
             "ring"
         } else {
             "readiness"
         },
-        wall / gib,
-        cpu / gib
+        size,
+        begin,
+        begin_cpu,
     );
     drop(links);
     if target.is_some() {
         let _ = std::fs::remove_file(&destination);
     }
+}
+
+/// See the module's text.
+fn run_loop(settings: &Settings, source: &str, size: u64) {
+    let connections = settings.number("connections", 2);
+    let piece = usize::try_from(settings.number("piece_kib", 256) << 10).expect("piece");
+    let hashed = settings.text("hash", "blake3") == "blake3";
+    let store = settings.text("store", "file") == "file";
+    let destination = settings.text("destination", "/dev/shm/lane_bench.destination");
+    let (input, output) = (
+        File::open(source).expect("source"),
+        File::create(&destination),
+    );
+    let output = output.expect("destination");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+    let (begin, begin_cpu) = (Instant::now(), cpu_seconds());
+    std::thread::scope(|scope| {
+        for index in 0..connections {
+            let mut near =
+                TcpStream::connect(listener.local_addr().expect("address")).expect("dial");
+            let (mut far, _) = listener.accept().expect("accept");
+            let share = ByteRange {
+                start: size / connections * index,
+                end: size / connections * (index + 1),
+            };
+            let (input, output) = (&input, &output);
+            scope.spawn(move || {
+                each_piece(
+                    share,
+                    piece,
+                    hashed,
+                    |bytes, at| {
+                        input.read_exact_at(bytes, at).expect("read");
+                    },
+                    |bytes, _| far.write_all(bytes).expect("send"),
+                );
+            });
+            scope.spawn(move || {
+                each_piece(
+                    share,
+                    piece,
+                    hashed,
+                    |bytes, _| {
+                        near.read_exact(bytes).expect("receive");
+                    },
+                    |bytes, at| {
+                        if store {
+                            output.write_all_at(bytes, at).expect("write");
+                        }
+                    },
+                );
+            });
+        }
+    });
+    report("loop", size, begin, begin_cpu);
+    let _ = std::fs::remove_file(&destination);
+}
+
+fn each_piece(
+    share: ByteRange,
+    piece: usize,
+    hashed: bool,
+    mut fill: impl FnMut(&mut [u8], u64),
+    mut empty: impl FnMut(&[u8], u64),
+) {
+    let mut buffer = vec![0u8; piece];
+    let mut at = share.start;
+    while at < share.end {
+        let len = usize::try_from((share.end - at).min(piece as u64)).expect("piece");
+        fill(&mut buffer[..len], at);
+        if hashed {
+            std::hint::black_box(blake3::hash(&buffer[..len]));
+        }
+        empty(&buffer[..len], at);
+        at += len as u64;
+    }
+}
+
+fn report(what: &str, size: u64, begin: Instant, begin_cpu: f64) {
+    let (wall, cpu) = (begin.elapsed().as_secs_f64(), cpu_seconds() - begin_cpu);
+    let gib = size as f64 / (1u64 << 30) as f64;
+    println!(
+        "{what}: {:.3} s/GiB wall, {:.3} CPU-s/GiB",
+        wall / gib,
+        cpu / gib
+    );
 }
 
 fn event_queue() -> (EventSink, Receiver<LaneEvent>) {

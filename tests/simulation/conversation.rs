@@ -41,7 +41,10 @@ fn conversation(plan: Plan) -> (Pair, Vec<String>) {
 
 fn line((side, message): &(Side, Message)) -> String {
     let text = match message {
-        Message::Credit { pages, region_bytes } => {
+        Message::Credit {
+            pages,
+            region_bytes,
+        } => {
             format!("credit {pages} pages {} MiB", region_bytes / MIB)
         }
         Message::Manifest(page) => format!("manifest {} items", page.items.len()),
@@ -56,13 +59,17 @@ fn line((side, message): &(Side, Message)) -> String {
             format!("grant {} bytes{}", grant.len, parts.collect::<String>())
         }
         Message::Digests(digests) => {
-            let of = digests.iter().map(|digest| format!(" {}:{}", digest.entry, digest.chunk));
+            let of = digests
+                .iter()
+                .map(|digest| format!(" {}:{}", digest.entry, digest.chunk));
             format!("digests{}", of.collect::<String>())
         }
         Message::Release(regions) => format!("release {}", regions.len()),
         Message::Close(entries) => format!("close {}", ids(entries.iter().copied())),
         Message::Closed(answers) => {
-            let of = answers.iter().map(|(entry, same)| format!(" {entry} {same}"));
+            let of = answers
+                .iter()
+                .map(|(entry, same)| format!(" {entry} {same}"));
             format!("closed{}", of.collect::<String>())
         }
         Message::Settled(outcomes) => {
@@ -86,7 +93,10 @@ fn line((side, message): &(Side, Message)) -> String {
 }
 
 fn ids(entries: impl Iterator<Item = EntryId>) -> String {
-    entries.map(|entry| entry.to_string()).collect::<Vec<_>>().join(" ")
+    entries
+        .map(|entry| entry.to_string())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[test]
@@ -120,7 +130,10 @@ fn a_big_file_is_closed_before_it_is_published() {
     let mut plan = quiet(HashKind::Blake3);
     plan.tree.add_file(None, file(2 * MIB + 5), false);
     let (_, said) = conversation(plan);
-    let digests = said.iter().filter(|line| line.starts_with("sender: digests")).count();
+    let digests = said
+        .iter()
+        .filter(|line| line.starts_with("sender: digests"))
+        .count();
     assert_eq!(digests, 3, "each chunk is hashed as it is served");
     let others: Vec<&str> = said
         .iter()
@@ -183,7 +196,10 @@ fn holes_are_granted_without_bytes_and_never_read() {
             ]
         );
         assert!(!said.iter().any(|line| line.contains("release")));
-        let published = Outcome::Published { bytes: 0, digest: None };
+        let published = Outcome::Published {
+            bytes: 0,
+            digest: None,
+        };
         assert_eq!(pair.outcomes[&EntryId(0)], published);
     }
 }
@@ -213,8 +229,12 @@ fn a_small_file_that_grew_is_served_as_a_big_one() {
 fn only_wanted_chunks_are_granted() {
     let mut plan = quiet(HashKind::Sha256);
     let id = plan.tree.add_file(None, file(9 * MIB), false);
-    let ranges = vec![ChunkRange { start: 2, end: 3 }, ChunkRange { start: 7, end: 100 }];
-    plan.placed.insert(id, Placed::Fetch(Wanted::Chunks(ranges)));
+    let ranges = vec![
+        ChunkRange { start: 2, end: 3 },
+        ChunkRange { start: 7, end: 100 },
+    ];
+    plan.placed
+        .insert(id, Placed::Fetch(Wanted::Chunks(ranges)));
     let (_, said) = conversation(plan);
     let told: Vec<&str> = said
         .iter()
@@ -248,11 +268,19 @@ fn a_hard_link_fails_with_its_file() {
     plan.receiver.pages_credit = 1;
     let (pair, _) = conversation(plan);
     for link in [to_bad, late_bad] {
-        let Outcome::Failed(fault) = &pair.outcomes[&link] else { panic!("{link} was linked") };
+        let Outcome::Failed(fault) = &pair.outcomes[&link] else {
+            panic!("{link} was linked")
+        };
         assert_eq!(fault.code, FaultCode::NotFound);
     }
     for link in [to_good, late_good] {
-        assert_eq!(pair.outcomes[&link], Outcome::Published { bytes: 0, digest: None });
+        assert_eq!(
+            pair.outcomes[&link],
+            Outcome::Published {
+                bytes: 0,
+                digest: None
+            }
+        );
     }
 }
 
@@ -264,12 +292,19 @@ fn a_huge_file_does_not_hold_up_small_ones() {
         plan.tree.add_file(None, file(200_000), false);
     }
     let (_, said) = conversation(plan);
-    let settled: Vec<usize> =
-        (0..said.len()).filter(|n| said[*n].starts_with("receiver: settled")).collect();
-    assert!(said[*settled.last().unwrap()].contains(" 0 published"), "the huge one is the last");
+    let settled: Vec<usize> = (0..said.len())
+        .filter(|n| said[*n].starts_with("receiver: settled"))
+        .collect();
+    assert!(
+        said[*settled.last().unwrap()].contains(" 0 published"),
+        "the huge one is the last"
+    );
     let grants = said[..settled[settled.len() - 2]].iter();
     let windows = grants.filter(|line| line.contains("window")).count();
-    assert!(windows < 16, "all small files are there after {windows} of 32 windows");
+    assert!(
+        windows < 16,
+        "all small files are there after {windows} of 32 windows"
+    );
 }
 
 #[test]
@@ -300,10 +335,15 @@ fn a_damaged_chunk_is_doubted_read_again_and_given_up_after_three_repairs() {
         small.trouble = trouble;
         plan.tree.add_file(None, small, false);
         let (pair, said) = conversation(plan);
-        let rechecks = said.iter().filter(|line| *line == "receiver: recheck 0:0").count();
+        let rechecks = said
+            .iter()
+            .filter(|line| *line == "receiver: recheck 0:0")
+            .count();
         assert_eq!(rechecks, 3);
         for entry in [EntryId(0), EntryId(1)] {
-            let Outcome::Failed(fault) = &pair.outcomes[&entry] else { panic!("published") };
+            let Outcome::Failed(fault) = &pair.outcomes[&entry] else {
+                panic!("published")
+            };
             assert_eq!(fault.code, code);
         }
     }
@@ -366,7 +406,10 @@ fn a_peer_that_breaks_the_protocol_ends_the_run() {
         Message::Finished,
         Message::Opened,
         Message::Closed(vec![(EntryId(0), true)]),
-        Message::EntryFailed { entry: EntryId(77), fault: fault(FaultCode::Storage) },
+        Message::EntryFailed {
+            entry: EntryId(77),
+            fault: fault(FaultCode::Storage),
+        },
         Message::Finish,
         Message::Release(Vec::new()),
     ];
@@ -388,12 +431,18 @@ fn a_peer_that_breaks_the_protocol_ends_the_run() {
 #[test]
 fn a_defect_of_the_driver_is_told_as_such() {
     let mut pair = orderly(quiet(HashKind::None));
-    pair.sender.handle(sender::Input::Unexposed { region: rdcp::ids::RegionId(5) });
+    pair.sender.handle(sender::Input::Unexposed {
+        region: rdcp::ids::RegionId(5),
+    });
     pair.drive();
-    assert_eq!(pair.sender_end.unwrap().fault.unwrap().code, FaultCode::Internal);
+    assert_eq!(
+        pair.sender_end.unwrap().fault.unwrap().code,
+        FaultCode::Internal
+    );
     // A lane that nobody knows is none.
     let mut pair = orderly(quiet(HashKind::None));
-    pair.receiver.handle(receiver::Input::LaneDown { lane: LaneId(99) });
+    pair.receiver
+        .handle(receiver::Input::LaneDown { lane: LaneId(99) });
     pair.drive();
     pair.check_end();
 }

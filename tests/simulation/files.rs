@@ -125,8 +125,15 @@ impl SourceFile {
             if !self.data[usize::try_from(chunk).unwrap()] {
                 continue;
             }
-            let skip = if mix(self.seed ^ chunk) & 3 == 0 { bytes.len() / 3 } else { 0 };
-            let extent = ByteRange { start: bytes.start + skip, end: bytes.end };
+            let skip = if mix(self.seed ^ chunk) & 3 == 0 {
+                bytes.len() / 3
+            } else {
+                0
+            };
+            let extent = ByteRange {
+                start: bytes.start + skip,
+                end: bytes.end,
+            };
             match extents.last_mut() {
                 Some(last) if last.end == extent.start => last.end = extent.end,
                 _ => extents.push(extent),
@@ -152,12 +159,15 @@ pub fn digest(content: u64, chunk: u64, proof: Proof) -> Option<[u8; 32]> {
         Proof::None => return None,
         Proof::Blake3 => mix(chunk),
         Proof::Sha256 { before: None } => {
-            assert_eq!(chunk, 0, "only the first chunk starts from the initial state");
+            assert_eq!(
+                chunk, 0,
+                "only the first chunk starts from the initial state"
+            );
             7
         }
-        Proof::Sha256 { before: Some(before) } => {
-            u64::from_le_bytes(before[..8].try_into().unwrap())
-        }
+        Proof::Sha256 {
+            before: Some(before),
+        } => u64::from_le_bytes(before[..8].try_into().unwrap()),
     };
     let mut value = [0x5a; 32];
     value[..8].copy_from_slice(&mix(content ^ before.rotate_left(9)).to_le_bytes());
@@ -168,11 +178,17 @@ pub fn digest(content: u64, chunk: u64, proof: Proof) -> Option<[u8; 32]> {
 pub fn digests(contents: &[u64], hash: HashKind) -> Vec<[u8; 32]> {
     let mut values = Vec::new();
     let empty = [0];
-    let contents = if contents.is_empty() { &empty } else { contents };
+    let contents = if contents.is_empty() {
+        &empty
+    } else {
+        contents
+    };
     for (chunk, &content) in (0_u64..).zip(contents) {
         let proof = match hash {
             HashKind::Blake3 => Proof::Blake3,
-            HashKind::Sha256 => Proof::Sha256 { before: values.last().copied() },
+            HashKind::Sha256 => Proof::Sha256 {
+                before: values.last().copied(),
+            },
             _ => Proof::None,
         };
         values.extend(digest(content, chunk, proof));
@@ -197,26 +213,41 @@ impl Tree {
         self.next += 1;
         let place = match parent {
             None => Place::Root(0),
-            Some(parent) => {
-                Place::In(parent, Name::new(format!("n{}", id.0).into_bytes()).unwrap())
-            }
+            Some(parent) => Place::In(
+                parent,
+                Name::new(format!("n{}", id.0).into_bytes()).unwrap(),
+            ),
         };
         if let EntryKind::HardLink(to) = kind {
             self.links.insert(id, to);
         }
         self.parents.insert(id, parent);
-        self.items.push(Item::Entry(Entry { id, place, kind, metadata: Metadata::default() }));
+        self.items.push(Item::Entry(Entry {
+            id,
+            place,
+            kind,
+            metadata: Metadata::default(),
+        }));
         id
     }
 
     pub fn add_file(&mut self, parent: Option<EntryId>, file: SourceFile, linked: bool) -> EntryId {
-        let id = self.add(parent, EntryKind::File { len: file.listed_len, linked });
+        let id = self.add(
+            parent,
+            EntryKind::File {
+                len: file.listed_len,
+                linked,
+            },
+        );
         self.files.insert(id, file);
         id
     }
 
     pub fn end_directory(&mut self, directory: EntryId) {
-        self.items.push(Item::Note(Note::DirectoryEnd { directory, complete: true }));
+        self.items.push(Item::Note(Note::DirectoryEnd {
+            directory,
+            complete: true,
+        }));
     }
 
     pub fn note(&mut self, note: Note) {
@@ -229,7 +260,10 @@ impl Tree {
     }
 
     pub fn end_page(&mut self, last: bool) {
-        self.pages.push(ManifestPage { items: std::mem::take(&mut self.items), last });
+        self.pages.push(ManifestPage {
+            items: std::mem::take(&mut self.items),
+            last,
+        });
     }
 }
 
@@ -245,6 +279,9 @@ pub struct SinkFile {
     pub verified: BTreeSet<u64>,
     pub holes: BTreeSet<u64>,
 }
+
+/// Directories that are done with.
+type Directories = Vec<(EntryId, Outcome)>;
 
 /// The receiver's store with its directories.
 #[derive(Debug, Default)]
@@ -262,7 +299,7 @@ impl Sink {
         &mut self,
         items: &[Item],
         mut decide: impl FnMut(&Entry) -> Placed,
-    ) -> (Vec<(EntryId, Placed)>, Vec<(EntryId, Outcome)>) {
+    ) -> (Vec<(EntryId, Placed)>, Directories) {
         let (mut entries, mut directories) = (Vec::new(), Vec::new());
         for item in items {
             match item {
@@ -275,7 +312,9 @@ impl Sink {
                     self.parents.insert(entry.id, parent);
                     if !matches!(placed, Placed::Settled(_)) {
                         self.waiting.insert(entry.id);
-                        parent.map(|parent| *self.outstanding.get_mut(&parent).unwrap() += 1);
+                        if let Some(parent) = parent {
+                            *self.outstanding.get_mut(&parent).unwrap() += 1;
+                        }
                     }
                     if matches!(placed, Placed::Directory) {
                         self.outstanding.insert(entry.id, 1);
@@ -292,10 +331,13 @@ impl Sink {
         (entries, directories)
     }
 
-    pub fn settle(&mut self, entries: &[EntryId]) -> Vec<(EntryId, Outcome)> {
+    pub fn settle(&mut self, entries: &[EntryId]) -> Directories {
         let mut directories = Vec::new();
         for entry in entries {
-            assert!(self.waiting.remove(entry), "{entry} is settled twice or was never placed");
+            assert!(
+                self.waiting.remove(entry),
+                "{entry} is settled twice or was never placed"
+            );
             if let Some(parent) = self.parents[entry] {
                 self.lower(parent, &mut directories);
             }
@@ -315,7 +357,10 @@ impl Sink {
             let outcome = if directory.0.is_multiple_of(2) {
                 Outcome::Unchanged
             } else {
-                Outcome::Published { bytes: 0, digest: None }
+                Outcome::Published {
+                    bytes: 0,
+                    digest: None,
+                }
             };
             done.push((directory, outcome));
             self.waiting.remove(&directory);
@@ -331,9 +376,9 @@ pub fn is_wanted(wanted: &Wanted, chunk: u64) -> bool {
     match wanted {
         Wanted::Nothing => false,
         Wanted::All => true,
-        Wanted::Chunks(ranges) => {
-            ranges.iter().any(|range: &ChunkRange| (range.start..range.end).contains(&chunk))
-        }
+        Wanted::Chunks(ranges) => ranges
+            .iter()
+            .any(|range: &ChunkRange| (range.start..range.end).contains(&chunk)),
     }
 }
 

@@ -34,11 +34,17 @@ pub fn receiver(choose: Choose<'_>, events: u64) {
         next_entry: 0,
         ended: false,
     };
-    side.engine.handle(receiver::Input::LaneUp { lane: LaneId(0), rail: 0 });
+    side.engine.handle(receiver::Input::LaneUp {
+        lane: LaneId(0),
+        rail: 0,
+    });
     for _ in 0..events {
         side.event(choose);
         side.poll();
-        assert!(side.engine.unsettled() <= 16 * 600 * 4, "state grows without bound");
+        assert!(
+            side.engine.unsettled() <= 16 * 600 * 4,
+            "state grows without bound"
+        );
     }
     let lost = Fault::new(FaultCode::Lost, "the peer is gone");
     side.engine.handle(receiver::Input::Cancel(lost));
@@ -70,20 +76,31 @@ impl ReceiverSide {
                 value: [u8::try_from(choose(3)).unwrap(); 32],
             }]),
             5 if choose(8) == 0 => Message::Closed(vec![(entry(choose), choose(2) == 0)]),
-            5 if choose(8) == 0 => {
-                Message::EntryFailed { entry: entry(choose), fault: fault(choose) }
-            }
+            5 if choose(8) == 0 => Message::EntryFailed {
+                entry: entry(choose),
+                fault: fault(choose),
+            },
             6 if choose(60) == 0 => Message::Finished,
             6 if choose(60) == 0 => Message::Want(Vec::new()),
             7 if choose(20) == 0 => {
-                return self.engine.handle(receiver::Input::LaneDown { lane: LaneId(0) });
+                return self
+                    .engine
+                    .handle(receiver::Input::LaneDown { lane: LaneId(0) });
             }
             7 => {
                 let lane = LaneId(u32::try_from(choose(2)).unwrap());
-                return self.engine.handle(receiver::Input::LaneUp { lane, rail: 0 });
+                return self
+                    .engine
+                    .handle(receiver::Input::LaneUp { lane, rail: 0 });
             }
-            8 | 9 => return drop(self.land(choose)),
-            _ => return drop(self.answer(choose)),
+            8 | 9 => {
+                self.land(choose);
+                return;
+            }
+            _ => {
+                self.answer(choose);
+                return;
+            }
         };
         self.engine.handle(receiver::Input::Message(message));
     }
@@ -96,34 +113,59 @@ impl ReceiverSide {
             let kind = match choose(6) {
                 0 => EntryKind::Directory,
                 1 => EntryKind::HardLink(EntryId(choose(id.0 + 1).saturating_sub(1))),
-                _ => EntryKind::File { len: number(choose), linked: choose(2) == 0 },
+                _ => EntryKind::File {
+                    len: number(choose),
+                    linked: choose(2) == 0,
+                },
             };
             let place = Place::In(EntryId(0), Name::new(&b"n"[..]).unwrap());
-            items.push(Item::Entry(Entry { id, place, kind, metadata: Metadata::default() }));
+            items.push(Item::Entry(Entry {
+                id,
+                place,
+                kind,
+                metadata: Metadata::default(),
+            }));
             if choose(8) == 0 {
                 let directory = EntryId(choose(9));
-                items.push(Item::Note(Note::DirectoryEnd { directory, complete: true }));
+                items.push(Item::Note(Note::DirectoryEnd {
+                    directory,
+                    complete: true,
+                }));
             }
         }
-        Message::Manifest(ManifestPage { items, last: choose(12) == 0 })
+        Message::Manifest(ManifestPage {
+            items,
+            last: choose(12) == 0,
+        })
     }
 
     /// Mostly grants that are nearly right.
     fn grant(&mut self, choose: Choose<'_>) -> Message {
         let region = RegionId(choose(60));
-        let key = RegionKey { rail: 0, address: number(choose), key: RemoteKey(region.0) };
+        let key = RegionKey {
+            rail: 0,
+            address: number(choose),
+            key: RemoteKey(region.0),
+        };
         let mut parts = Vec::new();
         let mut len = 0;
         if choose(2) == 0 {
             let file_len = CHUNK.bytes() * choose(6) + choose(3);
             let start = CHUNK.bytes() * choose(2) * choose(3);
             let all = file_len.saturating_sub(start);
-            let part_len = if choose(3) == 0 { all.min(CHUNK.bytes()) } else { all };
+            let part_len = if choose(3) == 0 {
+                all.min(CHUNK.bytes())
+            } else {
+                all
+            };
             let end = start + part_len;
             let extents = match choose(3) {
                 0 => Vec::new(),
                 1 => vec![ByteRange { start, end }],
-                _ => vec![ByteRange { start: start + choose(4), end: end.saturating_sub(choose(3)) }],
+                _ => vec![ByteRange {
+                    start: start + choose(4),
+                    end: end.saturating_sub(choose(3)),
+                }],
             };
             len = if extents.is_empty() { 0 } else { part_len };
             parts.push(part(entry(choose), file_len, start, 0, part_len, extents));
@@ -131,8 +173,14 @@ impl ReceiverSide {
         } else {
             for n in 0..choose(5) {
                 let file_len = choose(3) * choose(2000);
-                let mut small =
-                    part(EntryId(n * (1 + choose(3))), file_len, 0, len, file_len, Vec::new());
+                let mut small = part(
+                    EntryId(n * (1 + choose(3))),
+                    file_len,
+                    0,
+                    len,
+                    file_len,
+                    Vec::new(),
+                );
                 (small.packed, small.last) = (true, true);
                 len += file_len + choose(2);
                 parts.push(small);
@@ -145,7 +193,13 @@ impl ReceiverSide {
             len = number(choose);
         }
         self.granted.insert(region, (len, key.address));
-        Message::Grant(Grant { region, len, lease_ms: 1, keys: vec![key], parts })
+        Message::Grant(Grant {
+            region,
+            len,
+            lease_ms: 1,
+            keys: vec![key],
+            parts,
+        })
     }
 
     fn land(&mut self, choose: Choose<'_>) -> bool {
@@ -160,7 +214,8 @@ impl ReceiverSide {
             2 if choose(4) == 0 => Err(FetchFailure::Storage(fault(choose))),
             _ => Ok(Some([u8::try_from(choose(3)).unwrap(); 32])),
         };
-        self.engine.handle(receiver::Input::Landed { token, result });
+        self.engine
+            .handle(receiver::Input::Landed { token, result });
         true
     }
 
@@ -169,18 +224,32 @@ impl ReceiverSide {
         if self.jobs.is_empty() {
             return false;
         }
-        let job = self.jobs.remove(usize::try_from(choose(self.jobs.len() as u64)).unwrap());
-        let result = if choose(12) == 0 { Err(fault(choose)) } else { Ok(()) };
+        let job = self
+            .jobs
+            .remove(usize::try_from(choose(self.jobs.len() as u64)).unwrap());
+        let result = if choose(12) == 0 {
+            Err(fault(choose))
+        } else {
+            Ok(())
+        };
         self.engine.handle(match job {
             Output::Place { page, items } => {
                 let entries = items.iter().filter_map(|item| match item {
                     Item::Entry(entry) => Some((entry.id, place(entry, choose))),
                     Item::Note(_) => None,
                 });
-                Input::Placed { page, entries: entries.collect(), directories: Vec::new() }
+                Input::Placed {
+                    page,
+                    entries: entries.collect(),
+                    directories: Vec::new(),
+                }
             }
             Output::Prepare { entry, .. } => Input::Prepared { entry, result },
-            Output::Allocate { entry, region, .. } => Input::Allocated { entry, region, result },
+            Output::Allocate { entry, region, .. } => Input::Allocated {
+                entry,
+                region,
+                result,
+            },
             Output::StorePack { region, files, .. } => {
                 let results = files.iter().map(|file| {
                     let result = match choose(5) {
@@ -190,9 +259,15 @@ impl ReceiverSide {
                     };
                     (file.entry, result)
                 });
-                Input::PackStored { region, results: results.collect() }
+                Input::PackStored {
+                    region,
+                    results: results.collect(),
+                }
             }
-            Output::Publish { entry } => Input::Published { entry, result: result.map(|()| None) },
+            Output::Publish { entry } => Input::Published {
+                entry,
+                result: result.map(|()| None),
+            },
             Output::Link { entry, .. } => Input::Linked { entry, result },
             Output::Settled(_) => Input::DirectoriesSettled(Vec::new()),
             other => panic!("{other:?} is no job"),
@@ -211,7 +286,9 @@ impl ReceiverSide {
                     assert!(fetch.region_offset + fetch.len <= len && fetch.len > 0);
                     self.fetches.push(fetch.token);
                 }
-                Output::FetchPack { token, region, len, .. } => {
+                Output::FetchPack {
+                    token, region, len, ..
+                } => {
                     assert_eq!(self.granted[&region].0, len);
                     self.fetches.push(token);
                 }
@@ -230,15 +307,22 @@ impl ReceiverSide {
 pub fn sender(choose: Choose<'_>, events: u64) {
     let mut options = SenderOptions::new(hash(choose), CHUNK);
     options.open_files_max = 1 + usize::try_from(choose(3)).unwrap();
-    let mut side =
-        SenderSide { engine: Sender::new(options), jobs: Vec::new(), next_entry: 0, ended: false };
+    let mut side = SenderSide {
+        engine: Sender::new(options),
+        jobs: Vec::new(),
+        next_entry: 0,
+        ended: false,
+    };
     side.poll();
     for _ in 0..events {
         side.event(choose);
         side.poll();
         assert!(side.engine.unsettled() as u64 <= side.next_entry);
     }
-    side.engine.handle(sender::Input::Cancel(Fault::new(FaultCode::Lost, "the peer is gone")));
+    side.engine.handle(sender::Input::Cancel(Fault::new(
+        FaultCode::Lost,
+        "the peer is gone",
+    )));
     side.poll();
     while !side.ended && side.answer(choose) {
         side.poll();
@@ -262,7 +346,10 @@ impl SenderSide {
                 region_bytes: CHUNK.bytes() * choose(90),
             },
             3..=6 => Message::Want(vec![(entry, wanted(choose))]),
-            7 if choose(9) == 0 => Message::Recheck { entry, chunk: number(choose) },
+            7 if choose(9) == 0 => Message::Recheck {
+                entry,
+                chunk: number(choose),
+            },
             8 if choose(3) == 0 => Message::Release(vec![RegionId(choose(12))]),
             9 if choose(9) == 0 => Message::Close(vec![entry]),
             10 if choose(9) == 0 => Message::Settled(vec![(entry, outcome(choose))]),
@@ -271,13 +358,22 @@ impl SenderSide {
             13 | 14 => {
                 let chunk = ChunkIndex(choose(9));
                 let value = [u8::try_from(choose(2)).unwrap(); 32];
-                return self.engine.handle(sender::Input::Hashed { entry, chunk, value });
+                return self.engine.handle(sender::Input::Hashed {
+                    entry,
+                    chunk,
+                    value,
+                });
             }
             15 if choose(9) == 0 => {
                 let fault = fault(choose);
-                return self.engine.handle(sender::Input::SourceFailed { entry, fault });
+                return self
+                    .engine
+                    .handle(sender::Input::SourceFailed { entry, fault });
             }
-            _ => return drop(self.answer(choose)),
+            _ => {
+                self.answer(choose);
+                return;
+            }
         };
         self.engine.handle(sender::Input::Message(message));
     }
@@ -287,7 +383,9 @@ impl SenderSide {
         if self.jobs.is_empty() {
             return false;
         }
-        let job = self.jobs.remove(usize::try_from(choose(self.jobs.len() as u64)).unwrap());
+        let job = self
+            .jobs
+            .remove(usize::try_from(choose(self.jobs.len() as u64)).unwrap());
         let fails = choose(12) == 0;
         self.engine.handle(match job {
             Output::NextPage => {
@@ -299,16 +397,37 @@ impl SenderSide {
                     let len = number(choose).saturating_mul(choose(2) * choose(3));
                     let kind = EntryKind::File { len, linked: false };
                     let metadata = Metadata::default();
-                    items.push(Item::Entry(Entry { id, place, kind, metadata }));
+                    items.push(Item::Entry(Entry {
+                        id,
+                        place,
+                        kind,
+                        metadata,
+                    }));
                 }
-                Input::Page(Ok(ManifestPage { items, last: choose(9) == 0 }))
+                Input::Page(Ok(ManifestPage {
+                    items,
+                    last: choose(9) == 0,
+                }))
             }
             Output::Open { entry } => {
-                let file = OpenedFile { version: Version([1; 32]), len: number(choose) };
-                Input::Opened { entry, result: if fails { Err(fault(choose)) } else { Ok(file) } }
+                let file = OpenedFile {
+                    version: Version([1; 32]),
+                    len: number(choose),
+                };
+                Input::Opened {
+                    entry,
+                    result: if fails { Err(fault(choose)) } else { Ok(file) },
+                }
             }
-            Output::FillPack { region, entries, capacity } => {
-                let mut pack = FilledPack { len: capacity, ..FilledPack::default() };
+            Output::FillPack {
+                region,
+                entries,
+                capacity,
+            } => {
+                let mut pack = FilledPack {
+                    len: capacity,
+                    ..FilledPack::default()
+                };
                 for entry in entries {
                     match choose(5) {
                         0 => pack.failed.push((entry, fault(choose))),
@@ -319,17 +438,35 @@ impl SenderSide {
                 Input::PackFilled { region, pack }
             }
             Output::Expose { region, range, .. } => {
-                let extents = if choose(3) == 0 { Vec::new() } else { vec![range] };
-                let window = ExposedWindow { keys: Vec::new(), extents };
-                let result = if fails { Err(fault(choose)) } else { Ok(window) };
+                let extents = if choose(3) == 0 {
+                    Vec::new()
+                } else {
+                    vec![range]
+                };
+                let window = ExposedWindow {
+                    keys: Vec::new(),
+                    extents,
+                };
+                let result = if fails {
+                    Err(fault(choose))
+                } else {
+                    Ok(window)
+                };
                 Input::Exposed { region, result }
             }
             Output::Unexpose { region } => Input::Unexposed { region },
-            Output::Check { entry } => Input::Checked { entry, same: !fails },
+            Output::Check { entry } => Input::Checked {
+                entry,
+                same: !fails,
+            },
             Output::Rehash { entry, chunk, .. } => {
                 let value = [u8::try_from(choose(2)).unwrap(); 32];
                 let result = if fails { Err(fault(choose)) } else { Ok(value) };
-                Input::Rehashed { entry, chunk, result }
+                Input::Rehashed {
+                    entry,
+                    chunk,
+                    result,
+                }
             }
             other => panic!("{other:?} is no job"),
         });
@@ -357,7 +494,11 @@ fn hash(choose: Choose<'_>) -> HashKind {
 }
 
 fn entry(choose: Choose<'_>) -> EntryId {
-    EntryId(if choose(30) == 0 { number(choose) } else { choose(9) })
+    EntryId(if choose(30) == 0 {
+        number(choose)
+    } else {
+        choose(9)
+    })
 }
 
 /// Small numbers, and those where arithmetic breaks.
@@ -373,13 +514,20 @@ fn number(choose: Choose<'_>) -> u64 {
 }
 
 fn fault(choose: Choose<'_>) -> Fault {
-    let code = [FaultCode::Storage, FaultCode::NoSpace, FaultCode::Unknown(999)];
+    let code = [
+        FaultCode::Storage,
+        FaultCode::NoSpace,
+        FaultCode::Unknown(999),
+    ];
     Fault::new(code[usize::try_from(choose(3)).unwrap()], "as it happens")
 }
 
 fn outcome(choose: Choose<'_>) -> Outcome {
     match choose(3) {
-        0 => Outcome::Published { bytes: number(choose), digest: None },
+        0 => Outcome::Published {
+            bytes: number(choose),
+            digest: None,
+        },
         1 => Outcome::Unchanged,
         _ => Outcome::Failed(fault(choose)),
     }
@@ -391,7 +539,13 @@ fn wanted(choose: Choose<'_>) -> Wanted {
         1 => {
             let start = number(choose);
             let end = number(choose);
-            Wanted::Chunks(vec![ChunkRange { start, end }, ChunkRange { start: end, end: u64::MAX }])
+            Wanted::Chunks(vec![
+                ChunkRange { start, end },
+                ChunkRange {
+                    start: end,
+                    end: u64::MAX,
+                },
+            ])
         }
         _ => Wanted::All,
     }
@@ -436,6 +590,9 @@ fn disturb(part: &mut GrantPart, choose: Choose<'_>) {
         4 => part.last = !part.last,
         5 => part.packed = !part.packed,
         6 => part.version = Version([2; 32]),
-        _ => part.extents.push(ByteRange { start: number(choose), end: number(choose) }),
+        _ => part.extents.push(ByteRange {
+            start: number(choose),
+            end: number(choose),
+        }),
     }
 }

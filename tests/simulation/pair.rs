@@ -10,9 +10,7 @@ use rdcp::ids::{EntryId, RegionId, RemoteKey};
 use rdcp::limits::{PACK_BYTES_MAX, PAGE_ITEMS_MAX};
 use rdcp::manifest::{Entry, EntryKind};
 use rdcp::units::{ByteRange, ChunkIndex};
-use rdcp::wire::message::{
-    ChunkDigest, GrantPart, HashKind, Outcome, RegionKey, Wanted,
-};
+use rdcp::wire::message::{ChunkDigest, GrantPart, HashKind, Outcome, RegionKey, Wanted};
 use rdcp::wire::{Fault, FaultCode, Message};
 
 use super::files::{Sink, Trouble, digest, digests, fault, is_wanted};
@@ -183,7 +181,8 @@ impl Pair {
             plan,
         };
         for (lane, _) in pair.lanes.clone() {
-            pair.receiver.handle(receiver::Input::LaneUp { lane, rail: 0 });
+            pair.receiver
+                .handle(receiver::Input::LaneUp { lane, rail: 0 });
         }
         pair
     }
@@ -230,7 +229,11 @@ impl Pair {
         if kinds.is_empty() {
             return ended;
         }
-        let kind = if self.orderly { kinds[0] } else { self.random.pick(&kinds) };
+        let kind = if self.orderly {
+            kinds[0]
+        } else {
+            self.random.pick(&kinds)
+        };
         self.happen(kind);
         // Inputs are handed in as they come, several between two rounds of polling.
         if self.orderly || !self.random.one_in(3) {
@@ -248,7 +251,10 @@ impl Pair {
             (Kind::SenderJob, !self.sender_jobs.is_empty()),
             (Kind::Place, !self.places.is_empty()),
             (Kind::ReceiverJob, !self.receiver_jobs.is_empty()),
-            (Kind::HashAhead, self.ahead.values().any(|ahead| ahead.next < ahead.upto)),
+            (
+                Kind::HashAhead,
+                self.ahead.values().any(|ahead| ahead.next < ahead.upto),
+            ),
             (Kind::Serve, self.fetches.iter().any(|fetch| !served(fetch))),
             (Kind::Land, self.fetches.iter().any(served)),
         ]
@@ -308,8 +314,14 @@ impl Pair {
             self.lane_up();
         }
         if self.random.one_in(faults.source_change) {
-            let changing: Vec<EntryId> = self.plan.tree.files.iter()
-                .filter(|(_, file)| matches!(file.trouble, Trouble::Changes | Trouble::ChangesUnseen))
+            let changing: Vec<EntryId> = self
+                .plan
+                .tree
+                .files
+                .iter()
+                .filter(|(_, file)| {
+                    matches!(file.trouble, Trouble::Changes | Trouble::ChangesUnseen)
+                })
                 .map(|(entry, _)| *entry)
                 .collect();
             if !changing.is_empty() {
@@ -321,10 +333,12 @@ impl Pair {
         }
         match faults.cancel {
             Some((step, true)) if step == self.steps => {
-                self.sender.handle(sender::Input::Cancel(fault(FaultCode::Cancelled)));
+                self.sender
+                    .handle(sender::Input::Cancel(fault(FaultCode::Cancelled)));
             }
             Some((step, false)) if step == self.steps => {
-                self.receiver.handle(receiver::Input::Cancel(fault(FaultCode::Cancelled)));
+                self.receiver
+                    .handle(receiver::Input::Cancel(fault(FaultCode::Cancelled)));
             }
             _ => {}
         }
@@ -346,16 +360,22 @@ impl Pair {
     }
 
     fn lane_up(&mut self) {
-        let down: Vec<usize> = (0..self.lanes.len()).filter(|n| !self.lanes[*n].1).collect();
+        let down: Vec<usize> = (0..self.lanes.len())
+            .filter(|n| !self.lanes[*n].1)
+            .collect();
         let n = self.random.pick(&down);
         // A connection that comes back is another one.
-        let busy = self.fetches.iter().any(|fetch| fetch.lane == self.lanes[n].0);
+        let busy = self
+            .fetches
+            .iter()
+            .any(|fetch| fetch.lane == self.lanes[n].0);
         if busy || self.random.one_in(2) {
             self.lanes[n].0 = LaneId(self.lanes[n].0.0 + 100);
         }
         self.lanes[n].1 = true;
         let lane = self.lanes[n].0;
-        self.receiver.handle(receiver::Input::LaneUp { lane, rail: 0 });
+        self.receiver
+            .handle(receiver::Input::LaneUp { lane, rail: 0 });
     }
 
     // ---- outputs ----
@@ -388,7 +408,13 @@ impl Pair {
             }
             Output::Place { .. } => self.places.push_back(output),
             Output::Fetch(fetch) => self.check_fetch(fetch),
-            Output::FetchPack { token, lane, region, key, len } => {
+            Output::FetchPack {
+                token,
+                lane,
+                region,
+                key,
+                len,
+            } => {
                 let model = &self.regions[&region];
                 assert!(model.granted && !model.released && len == model.len && len > 0);
                 assert_eq!(key.key, RemoteKey(region.0 ^ 0xbeef));
@@ -402,14 +428,28 @@ impl Pair {
                     lost: false,
                 });
             }
-            Output::Verified { entry, chunk, digest: proof } => {
+            Output::Verified {
+                entry,
+                chunk,
+                digest: proof,
+            } => {
                 self.check_verified(entry, chunk, proof);
             }
             Output::Hole { entry, chunks, .. } => {
                 let file = &self.plan.tree.files[&entry];
                 for chunk in chunks.start..chunks.end {
-                    assert!(!file.data[usize::try_from(chunk).unwrap()], "data called a hole");
-                    assert!(self.sink.files.entry(entry).or_default().holes.insert(chunk));
+                    assert!(
+                        !file.data[usize::try_from(chunk).unwrap()],
+                        "data called a hole"
+                    );
+                    assert!(
+                        self.sink
+                            .files
+                            .entry(entry)
+                            .or_default()
+                            .holes
+                            .insert(chunk)
+                    );
                 }
             }
             Output::Publish { entry } => {
@@ -419,12 +459,18 @@ impl Pair {
             Output::Event(event) => self.receiver_event(event),
             Output::Finished(ledger) => {
                 assert_eq!(self.receiver.unsettled(), 0);
-                self.receiver_end = Some(End { fault: None, ledger });
+                self.receiver_end = Some(End {
+                    fault: None,
+                    ledger,
+                });
             }
             Output::Failed { fault, ledger } => {
                 assert!(self.fetches.is_empty(), "ended with fetches in flight");
                 assert!(self.receiver_jobs.is_empty() && self.places.is_empty());
-                self.receiver_end = Some(End { fault: Some(fault), ledger });
+                self.receiver_end = Some(End {
+                    fault: Some(fault),
+                    ledger,
+                });
             }
             job => self.receiver_jobs.push(job),
         }
@@ -437,7 +483,10 @@ impl Pair {
                 self.progress += bytes;
             }
             Event::Done { entry, outcome } => {
-                assert!(self.outcomes.insert(entry, outcome).is_none(), "{entry} ended twice");
+                assert!(
+                    self.outcomes.insert(entry, outcome).is_none(),
+                    "{entry} ended twice"
+                );
             }
             Event::Repairing { .. } => self.repairs += 1,
             _ => {}
@@ -446,38 +495,71 @@ impl Pair {
 
     fn post(&mut self, fetch: InFlight) {
         assert!(self.tokens.insert(fetch.token), "a token is used twice");
-        assert!(self.lanes.contains(&(fetch.lane, true)), "a fetch on a lane that is down");
+        assert!(
+            self.lanes.contains(&(fetch.lane, true)),
+            "a fetch on a lane that is down"
+        );
         let lane = fetch.lane;
         self.fetches.push(fetch);
-        let on_lane = self.fetches.iter().filter(|fetch| fetch.lane == lane).count();
-        assert!(on_lane <= self.plan.receiver.lane_fetches_max as usize, "lane overfull");
+        let on_lane = self
+            .fetches
+            .iter()
+            .filter(|fetch| fetch.lane == lane)
+            .count();
+        assert!(
+            on_lane <= self.plan.receiver.lane_fetches_max as usize,
+            "lane overfull"
+        );
         let packs: u64 = self.landed_packs.values().map(|(len, _)| *len).sum();
         let bytes = packs + self.fetches.iter().map(|fetch| fetch.len).sum::<u64>();
         let alone = self.fetches.len() == 1 && packs == 0;
-        assert!(alone || bytes <= self.plan.receiver.in_flight_bytes_max, "too much in flight");
+        assert!(
+            alone || bytes <= self.plan.receiver.in_flight_bytes_max,
+            "too much in flight"
+        );
     }
 
     fn check_fetch(&mut self, fetch: receiver::Fetch) {
         let model = &self.regions[&fetch.region];
-        assert!(model.granted && !model.released, "a fetch outside its grant's life");
-        let Content::Window { entry, range } = &model.content else { panic!("a chunk of a pack") };
-        assert_eq!((*entry, RemoteKey(fetch.region.0 ^ 0xbeef)), (fetch.entry, fetch.key.key));
+        assert!(
+            model.granted && !model.released,
+            "a fetch outside its grant's life"
+        );
+        let Content::Window { entry, range } = &model.content else {
+            panic!("a chunk of a pack")
+        };
+        assert_eq!(
+            (*entry, RemoteKey(fetch.region.0 ^ 0xbeef)),
+            (fetch.entry, fetch.key.key)
+        );
         assert_eq!(range.start + fetch.region_offset, fetch.file_offset);
-        assert!(fetch.region_offset + fetch.len <= model.len, "a fetch beyond its region");
+        assert!(
+            fetch.region_offset + fetch.len <= model.len,
+            "a fetch beyond its region"
+        );
         let file = &self.plan.tree.files[&fetch.entry];
         let bytes = self.plan.receiver.chunk.range(fetch.chunk, file.len);
         assert_eq!((bytes.start, bytes.len()), (fetch.file_offset, fetch.len));
-        assert!(file.data[usize::try_from(fetch.chunk.0).unwrap()], "a hole is fetched");
+        assert!(
+            file.data[usize::try_from(fetch.chunk.0).unwrap()],
+            "a hole is fetched"
+        );
         let sink = &self.sink.files[&fetch.entry];
         assert!(sink.prepared);
         let reserved = |range: &ByteRange| sink.reserved.contains(range);
-        assert!(fetch.data.iter().all(reserved), "written before space is reserved");
+        assert!(
+            fetch.data.iter().all(reserved),
+            "written before space is reserved"
+        );
         let same = |other: &InFlight| {
             matches!(&other.what, What::Chunk(other)
                 if (other.entry, other.chunk) == (fetch.entry, fetch.chunk))
         };
         assert!(!self.fetches.iter().any(same), "a chunk in flight twice");
-        assert!(!sink.verified.contains(&fetch.chunk.0), "a proved chunk is fetched again");
+        assert!(
+            !sink.verified.contains(&fetch.chunk.0),
+            "a proved chunk is fetched again"
+        );
         self.post(InFlight {
             token: fetch.token,
             lane: fetch.lane,
@@ -493,9 +575,15 @@ impl Pair {
             What::Chunk(fetch) => fetch.region == region,
             What::Pack(pack) => *pack == region,
         };
-        assert!(!self.fetches.iter().any(of_region), "released with fetches in flight");
+        assert!(
+            !self.fetches.iter().any(of_region),
+            "released with fetches in flight"
+        );
         let model = self.regions.get_mut(&region).unwrap();
-        assert!(model.granted && !model.released, "released twice or never granted");
+        assert!(
+            model.granted && !model.released,
+            "released twice or never granted"
+        );
         model.released = true;
     }
 
@@ -503,18 +591,27 @@ impl Pair {
         let hash = self.plan.receiver.hash;
         assert_eq!(proof.is_some(), hash != HashKind::None);
         let sink = self.sink.files.get_mut(&entry).unwrap();
-        assert!(sink.written.contains_key(&chunk.0), "proved before it was written");
+        assert!(
+            sink.written.contains_key(&chunk.0),
+            "proved before it was written"
+        );
         assert!(sink.verified.insert(chunk.0), "proved twice");
     }
 
     fn check_publish(&mut self, entry: EntryId) {
-        assert!(self.closed.contains(&entry), "published before Closed(true)");
+        assert!(
+            self.closed.contains(&entry),
+            "published before Closed(true)"
+        );
         let file = &self.plan.tree.files[&entry];
         let sink = &self.sink.files[&entry];
         assert!(sink.prepared && sink.len == file.len);
         for chunk in 0..file.data.len() as u64 {
             let there = sink.verified.contains(&chunk) || sink.holes.contains(&chunk);
-            assert!(there || !self.is_wanted(entry, chunk), "published without chunk {chunk}");
+            assert!(
+                there || !self.is_wanted(entry, chunk),
+                "published without chunk {chunk}"
+            );
         }
     }
 
@@ -533,7 +630,10 @@ impl Pair {
             return;
         }
         for (&chunk, &content) in &self.sink.files[&entry].written {
-            assert!(file.had(chunk, content), "chunk {chunk} of {entry} is not the source's");
+            assert!(
+                file.had(chunk, content),
+                "chunk {chunk} of {entry} is not the source's"
+            );
             if let Some(generations) = self.confirmed.get(&entry)
                 && file.trouble == Trouble::Changes
             {
@@ -549,7 +649,7 @@ impl Pair {
         assert!(self.sender_end.is_none(), "{output:?} after the end");
         match output {
             Output::Send(message) => {
-                self.from_sender(&message);
+                self.sent_by_sender(&message);
                 if self.record {
                     self.said.push((Side::Sender, message.clone()));
                 }
@@ -558,7 +658,11 @@ impl Pair {
             Output::HashAhead { entry, upto } => {
                 assert!(!self.forgotten.contains(&entry));
                 let ahead = self.ahead.entry(entry);
-                let ahead = ahead.or_insert(Ahead { next: 0, upto: 0, state: None });
+                let ahead = ahead.or_insert(Ahead {
+                    next: 0,
+                    upto: 0,
+                    state: None,
+                });
                 assert!(upto.0 > ahead.upto);
                 ahead.upto = upto.0;
             }
@@ -573,11 +677,17 @@ impl Pair {
             Output::Event(_) => {}
             Output::Finished(ledger) => {
                 assert_eq!(self.sender.unsettled(), 0);
-                self.sender_end = Some(End { fault: None, ledger });
+                self.sender_end = Some(End {
+                    fault: None,
+                    ledger,
+                });
                 self.check_sender_end();
             }
             Output::Failed { fault, ledger } => {
-                self.sender_end = Some(End { fault: Some(fault), ledger });
+                self.sender_end = Some(End {
+                    fault: Some(fault),
+                    ledger,
+                });
                 self.check_sender_end();
             }
             job => {
@@ -609,23 +719,34 @@ impl Pair {
     fn check_pack_memory(&self) {
         let filling = |job: &&sender::Output| matches!(job, sender::Output::FillPack { .. });
         let filling = self.sender_jobs.iter().filter(filling).count();
-        let packs = self.regions.values().filter(|region| {
-            matches!(region.content, Content::Pack(_)) && !region.withdrawn
-        });
+        let packs = self
+            .regions
+            .values()
+            .filter(|region| matches!(region.content, Content::Pack(_)) && !region.withdrawn);
         let packs = (filling + packs.count()) as u64;
         let most = (self.plan.sender.pack_bytes_max / PACK_BYTES_MAX).max(1);
         assert!(packs <= most, "{packs} packs of {most}");
-        let regions = self.regions.values().filter(|region| !region.withdrawn).count();
+        let regions = self
+            .regions
+            .values()
+            .filter(|region| !region.withdrawn)
+            .count();
         assert!(regions <= self.plan.sender.regions_max);
     }
 
     fn check_sender_end(&self) {
         assert!(self.sender_jobs.is_empty());
-        assert!(self.regions.values().all(|region| region.withdrawn), "a region outlives its run");
-        assert_eq!(self.told, self.forgotten, "the source must not remember any entry");
+        assert!(
+            self.regions.values().all(|region| region.withdrawn),
+            "a region outlives its run"
+        );
+        assert_eq!(
+            self.told, self.forgotten,
+            "the source must not remember any entry"
+        );
     }
 
-    fn from_sender(&mut self, message: &Message) {
+    fn sent_by_sender(&mut self, message: &Message) {
         match message {
             Message::Manifest(page) => {
                 self.pages_credit -= 1;
@@ -638,7 +759,10 @@ impl Pair {
             }
             Message::Grant(grant) if grant.len > 0 => {
                 self.granted_bytes += i64::try_from(grant.len).unwrap();
-                assert!(self.granted_bytes <= self.region_credit, "a grant without credit");
+                assert!(
+                    self.granted_bytes <= self.region_credit,
+                    "a grant without credit"
+                );
                 let region = self.regions.get_mut(&grant.region).unwrap();
                 assert!(!region.granted && !region.withdrawn && region.len == grant.len);
                 region.granted = true;
@@ -650,7 +774,10 @@ impl Pair {
     /// A message reaches the sender: credit counts from now on.
     fn at_sender(&mut self, message: &Message) {
         match message {
-            Message::Credit { pages, region_bytes } => {
+            Message::Credit {
+                pages,
+                region_bytes,
+            } => {
                 self.pages_credit += i64::from(*pages);
                 self.region_credit += i64::try_from(*region_bytes).unwrap();
             }
@@ -676,20 +803,39 @@ impl Pair {
                     Err(fault(FaultCode::NotFound))
                 } else {
                     file.opened_version = file.version;
-                    Ok(OpenedFile { version: file.version(), len: file.len })
+                    Ok(OpenedFile {
+                        version: file.version(),
+                        len: file.len,
+                    })
                 };
                 Input::Opened { entry, result }
             }
-            Output::FillPack { region, entries, capacity } => {
-                Input::PackFilled { region, pack: self.fill_pack(region, &entries, capacity) }
-            }
-            Output::Expose { region, entry, range, file_len } => {
+            Output::FillPack {
+                region,
+                entries,
+                capacity,
+            } => Input::PackFilled {
+                region,
+                pack: self.fill_pack(region, &entries, capacity),
+            },
+            Output::Expose {
+                region,
+                entry,
+                range,
+                file_len,
+            } => {
                 let file = &self.plan.tree.files[&entry];
                 assert!(file_len == file.len && range.end <= file_len && !range.is_empty());
                 let extents = file.extents(range, self.plan.sender.chunk);
                 let content = Content::Window { entry, range };
                 self.expose(region, content, range.len());
-                Input::Exposed { region, result: Ok(ExposedWindow { keys: keys(region), extents }) }
+                Input::Exposed {
+                    region,
+                    result: Ok(ExposedWindow {
+                        keys: keys(region),
+                        extents,
+                    }),
+                }
             }
             Output::Unexpose { region } => {
                 let model = self.regions.get_mut(&region).unwrap();
@@ -701,16 +847,27 @@ impl Pair {
                 let file = &self.plan.tree.files[&entry];
                 self.confirmed.insert(entry, file.generations.clone());
                 self.open.remove(&entry);
-                Input::Checked { entry, same: file.version == file.opened_version }
+                Input::Checked {
+                    entry,
+                    same: file.version == file.opened_version,
+                }
             }
-            Output::Rehash { entry, chunk, before } => {
+            Output::Rehash {
+                entry,
+                chunk,
+                before,
+            } => {
                 let result = if self.read_fails(entry) {
                     Err(fault(FaultCode::Storage))
                 } else {
                     let content = self.plan.tree.files[&entry].content(chunk.0);
                     Ok(digest(content, chunk.0, self.proof(before)).unwrap_or([9; 32]))
                 };
-                Input::Rehashed { entry, chunk, result }
+                Input::Rehashed {
+                    entry,
+                    chunk,
+                    result,
+                }
             }
             other => panic!("{other:?} is no job"),
         }
@@ -735,12 +892,24 @@ impl Pair {
     }
 
     fn expose(&mut self, region: RegionId, content: Content, len: u64) {
-        let model = Region { content, len, granted: false, released: false, withdrawn: false };
-        assert!(self.regions.insert(region, model).is_none(), "a region's name is used twice");
+        let model = Region {
+            content,
+            len,
+            granted: false,
+            released: false,
+            withdrawn: false,
+        };
+        assert!(
+            self.regions.insert(region, model).is_none(),
+            "a region's name is used twice"
+        );
     }
 
     fn fill_pack(&mut self, region: RegionId, entries: &[EntryId], capacity: u64) -> FilledPack {
-        assert!(entries.windows(2).all(|pair| pair[0] < pair[1]), "not in manifest order");
+        assert!(
+            entries.windows(2).all(|pair| pair[0] < pair[1]),
+            "not in manifest order"
+        );
         let mut pack = FilledPack::default();
         let mut packed = Vec::new();
         for &entry in entries {
@@ -757,10 +926,17 @@ impl Pair {
                 pack.left.push(entry);
                 continue;
             }
-            let contents: Vec<u64> = (0..file.data.len() as u64).map(|n| file.content(n)).collect();
+            let contents: Vec<u64> = (0..file.data.len() as u64)
+                .map(|n| file.content(n))
+                .collect();
             let values = digests(&contents, self.plan.sender.hash);
             let values = (0..).zip(values);
-            pack.digests.extend(values.map(|(chunk, value)| ChunkDigest { entry, chunk, value }));
+            pack.digests
+                .extend(values.map(|(chunk, value)| ChunkDigest {
+                    entry,
+                    chunk,
+                    value,
+                }));
             pack.parts.push(GrantPart {
                 entry,
                 version: file.version(),
@@ -792,29 +968,47 @@ impl Pair {
     }
 
     fn hash_ahead(&mut self) {
-        let behind = self.ahead.iter().filter(|(_, ahead)| ahead.next < ahead.upto);
+        let behind = self
+            .ahead
+            .iter()
+            .filter(|(_, ahead)| ahead.next < ahead.upto);
         let entries: Vec<EntryId> = behind.map(|(entry, _)| *entry).collect();
-        let entry = if self.orderly { entries[0] } else { self.random.pick(&entries) };
+        let entry = if self.orderly {
+            entries[0]
+        } else {
+            self.random.pick(&entries)
+        };
         if self.read_fails(entry) {
             self.ahead.remove(&entry);
             let fault = fault(FaultCode::Storage);
-            self.sender.handle(sender::Input::SourceFailed { entry, fault });
+            self.sender
+                .handle(sender::Input::SourceFailed { entry, fault });
             return;
         }
         let ahead = self.ahead.get_mut(&entry).unwrap();
         let chunk = ahead.next;
         let content = self.plan.tree.files[&entry].content(chunk);
-        let proof = receiver::Proof::Sha256 { before: ahead.state };
+        let proof = receiver::Proof::Sha256 {
+            before: ahead.state,
+        };
         let value = digest(content, chunk, proof).unwrap();
         (ahead.next, ahead.state) = (chunk + 1, Some(value));
-        self.sender.handle(sender::Input::Hashed { entry, chunk: ChunkIndex(chunk), value });
+        self.sender.handle(sender::Input::Hashed {
+            entry,
+            chunk: ChunkIndex(chunk),
+            value,
+        });
     }
 
     fn serve(&mut self) {
         let waiting: Vec<usize> = (0..self.fetches.len())
             .filter(|n| self.fetches[*n].served.is_none() && !self.fetches[*n].lost)
             .collect();
-        let n = if self.orderly { waiting[0] } else { self.random.pick(&waiting) };
+        let n = if self.orderly {
+            waiting[0]
+        } else {
+            self.random.pick(&waiting)
+        };
         let region = match &self.fetches[n].what {
             What::Chunk(fetch) => fetch.region,
             What::Pack(region) => *region,
@@ -840,13 +1034,18 @@ impl Pair {
     fn serve_chunk(&mut self, entry: EntryId, chunk: ChunkIndex) -> Served {
         if self.read_fails(entry) {
             let fault = fault(FaultCode::Storage);
-            self.reports.push(sender::Input::SourceFailed { entry, fault });
+            self.reports
+                .push(sender::Input::SourceFailed { entry, fault });
             return Served::Refused;
         }
         let content = self.plan.tree.files[&entry].content(chunk.0);
         if self.plan.sender.hash == HashKind::Blake3 {
             let value = digest(content, chunk.0, receiver::Proof::Blake3).unwrap();
-            self.reports.push(sender::Input::Hashed { entry, chunk, value });
+            self.reports.push(sender::Input::Hashed {
+                entry,
+                chunk,
+                value,
+            });
         }
         Served::Content(content)
     }
@@ -857,7 +1056,11 @@ impl Pair {
         let ready: Vec<usize> = (0..self.fetches.len())
             .filter(|n| self.fetches[*n].served.is_some() || self.fetches[*n].lost)
             .collect();
-        let n = if self.orderly { ready[0] } else { self.random.pick(&ready) };
+        let n = if self.orderly {
+            ready[0]
+        } else {
+            self.random.pick(&ready)
+        };
         let fetch = self.fetches.remove(n);
         let token = fetch.token;
         let result = match (fetch.what, fetch.served) {
@@ -866,7 +1069,9 @@ impl Pair {
             (What::Pack(region), Some(Served::Pack(mut files))) => {
                 for file in &mut files {
                     if self.is_damaged(file.entry) {
-                        file.contents.iter_mut().for_each(|content| *content ^= 1 << 40);
+                        file.contents
+                            .iter_mut()
+                            .for_each(|content| *content ^= 1 << 40);
                     }
                 }
                 self.landed_packs.insert(region, (fetch.len, files));
@@ -877,7 +1082,8 @@ impl Pair {
             }
             _ => panic!("a fetch landed with another's bytes"),
         };
-        self.receiver.handle(receiver::Input::Landed { token, result });
+        self.receiver
+            .handle(receiver::Input::Landed { token, result });
     }
 
     fn land_chunk(
@@ -890,7 +1096,11 @@ impl Pair {
             return Err(FetchFailure::Storage(fault(FaultCode::Storage)));
         }
         let damaged = self.is_damaged(fetch.entry);
-        let content = if damaged { content ^ (1 << 40) } else { content };
+        let content = if damaged {
+            content ^ (1 << 40)
+        } else {
+            content
+        };
         let sink = self.sink.files.get_mut(&fetch.entry).unwrap();
         sink.written.insert(fetch.chunk.0, content);
         Ok(digest(content, fetch.chunk.0, fetch.proof))
@@ -914,35 +1124,69 @@ impl Pair {
                         EntryKind::File { .. } => Placed::Fetch(Wanted::All),
                         EntryKind::Directory => Placed::Directory,
                         EntryKind::HardLink(to) => Placed::Link(to),
-                        _ => Placed::Settled(Outcome::Published { bytes: 0, digest: None }),
+                        _ => Placed::Settled(Outcome::Published {
+                            bytes: 0,
+                            digest: None,
+                        }),
                     },
                 };
                 let (entries, directories) = self.sink.place(&items, decide);
-                Input::Placed { page, entries, directories }
+                Input::Placed {
+                    page,
+                    entries,
+                    directories,
+                }
             }
-            Output::Prepare { entry, file_len, version } => {
+            Output::Prepare {
+                entry,
+                file_len,
+                version,
+            } => {
                 let sink = self.sink.files.entry(entry).or_default();
                 assert!(!sink.prepared && sink.version.is_none(), "prepared twice");
                 (sink.version, sink.len) = (Some(version), file_len);
                 let fails = self.plan.tree.files[&entry].trouble == Trouble::PrepareFails;
                 sink.prepared = !fails;
-                let result = if fails { Err(fault(FaultCode::Denied)) } else { Ok(()) };
+                let result = if fails {
+                    Err(fault(FaultCode::Denied))
+                } else {
+                    Ok(())
+                };
                 Input::Prepared { entry, result }
             }
-            Output::Allocate { entry, region, ranges } => {
+            Output::Allocate {
+                entry,
+                region,
+                ranges,
+            } => {
                 let sink = self.sink.files.get_mut(&entry).unwrap();
                 assert!(sink.prepared && !ranges.is_empty());
                 sink.reserved.extend(ranges.iter());
                 let fails = self.plan.tree.files[&entry].trouble == Trouble::AllocateFails;
-                let result = if fails { Err(fault(FaultCode::Denied)) } else { Ok(()) };
-                Input::Allocated { entry, region, result }
+                let result = if fails {
+                    Err(fault(FaultCode::Denied))
+                } else {
+                    Ok(())
+                };
+                Input::Allocated {
+                    entry,
+                    region,
+                    result,
+                }
             }
-            Output::StorePack { region, files, digests } => {
+            Output::StorePack {
+                region,
+                files,
+                digests,
+            } => {
                 let (_, landed) = self.landed_packs.remove(&region).expect("the pack landed");
-                let results = files.iter().map(|file| {
-                    (file.entry, self.store_packed(file, &digests, &landed))
-                });
-                Input::PackStored { region, results: results.collect() }
+                let results = files
+                    .iter()
+                    .map(|file| (file.entry, self.store_packed(file, &digests, &landed)));
+                Input::PackStored {
+                    region,
+                    results: results.collect(),
+                }
             }
             Output::Publish { entry } => {
                 let result = self.publish(entry).map_or(Ok(None), Err);
@@ -954,7 +1198,10 @@ impl Pair {
                     Some(_) => true,
                 };
                 assert!(there, "linked to {to}, which is not there");
-                Input::Linked { entry, result: Ok(()) }
+                Input::Linked {
+                    entry,
+                    result: Ok(()),
+                }
             }
             Output::Settled(entries) => {
                 for entry in &entries {
@@ -964,7 +1211,10 @@ impl Pair {
                         | Output::Publish { entry: other } => entry == other,
                         _ => false,
                     };
-                    assert!(!self.receiver_jobs.iter().any(busy), "settled with a job out");
+                    assert!(
+                        !self.receiver_jobs.iter().any(busy),
+                        "settled with a job out"
+                    );
                     assert!(!self.fetches.iter().any(|fetch| matches!(&fetch.what,
                         What::Chunk(fetch) if fetch.entry == *entry)));
                 }
@@ -980,7 +1230,10 @@ impl Pair {
         expected: &[[u8; 32]],
         landed: &[PackedFile],
     ) -> PackResult {
-        let packed = landed.iter().find(|packed| packed.entry == file.entry).unwrap();
+        let packed = landed
+            .iter()
+            .find(|packed| packed.entry == file.entry)
+            .unwrap();
         let own = digests(&packed.contents, self.plan.receiver.hash);
         if own != expected[file.digests.clone()] {
             return PackResult::Mismatch;
@@ -1029,18 +1282,29 @@ impl Pair {
             assert!(sender.fault.is_none(), "only one side failed");
             assert_eq!(account(&receiver.ledger), account(&sender.ledger));
             assert_eq!(self.outcomes, self.sender_outcomes);
-            assert_eq!(self.outcomes.keys().copied().collect::<BTreeSet<_>>(), self.told);
+            assert_eq!(
+                self.outcomes.keys().copied().collect::<BTreeSet<_>>(),
+                self.told
+            );
             assert_eq!(self.told.len(), self.plan.tree.parents.len());
             assert_eq!(self.sink.outstanding(), 0);
             assert!(receiver.ledger.bytes <= self.progress);
         }
         for (entry, outcome) in &self.sender_outcomes {
-            assert_eq!(Some(outcome), self.outcomes.get(entry), "the sender knows better");
+            assert_eq!(
+                Some(outcome),
+                self.outcomes.get(entry),
+                "the sender knows better"
+            );
         }
     }
 
     fn told_by_receiver(&self, receiver: &End) -> u64 {
-        if receiver.fault.is_some() { receiver.ledger.told } else { self.told.len() as u64 }
+        if receiver.fault.is_some() {
+            receiver.ledger.told
+        } else {
+            self.told.len() as u64
+        }
     }
 
     fn check_outcome(&self, entry: EntryId, outcome: &Outcome) {
@@ -1048,16 +1312,21 @@ impl Pair {
             assert_eq!(placed, outcome);
         } else if let Some(to) = self.plan.tree.links.get(&entry) {
             let target_failed = matches!(self.outcomes[to], Outcome::Failed(_));
-            assert_eq!(matches!(outcome, Outcome::Failed(_)), target_failed, "link {entry}");
+            assert_eq!(
+                matches!(outcome, Outcome::Failed(_)),
+                target_failed,
+                "link {entry}"
+            );
         } else if let Some(file) = self.plan.tree.files.get(&entry) {
             let detected = self.plan.receiver.hash != HashKind::None;
             match outcome {
                 Outcome::Failed(fault) => {
-                    // Regions go when the sender's run is cut short: that may be the last straw.
-                    let cut = self.receiver_end.as_ref().is_some_and(|end| end.fault.is_some());
-                    let refused = cut
-                        && fault.code == FaultCode::Storage
-                        && matches!(file.trouble, Trouble::Damaged(_));
+                    // Regions go when the sender's run is cut short, before the word of it comes.
+                    let cut = self
+                        .receiver_end
+                        .as_ref()
+                        .is_some_and(|end| end.fault.is_some());
+                    let refused = cut && fault.code == FaultCode::Storage;
                     let allowed = file.trouble.allowed(fault.code) || refused;
                     assert!(allowed, "{entry}, {:?}, failed: {fault:?}", file.trouble);
                 }
@@ -1066,7 +1335,11 @@ impl Pair {
                         file.trouble,
                         Trouble::Vanishes | Trouble::PublishFails | Trouble::Full
                     );
-                    assert!(!always, "{entry} was published in spite of {:?}", file.trouble);
+                    assert!(
+                        !always,
+                        "{entry} was published in spite of {:?}",
+                        file.trouble
+                    );
                     let sink = &self.sink.files[&entry];
                     let spoilt = file.trouble == Trouble::Damaged(1) && !sink.written.is_empty();
                     assert!(!(spoilt && detected), "{entry} was published damaged");
@@ -1088,14 +1361,25 @@ fn account(ledger: &Ledger) -> ([u64; 6], BTreeSet<String>, BTreeSet<String>) {
         ledger.bytes,
     ];
     let classes = ledger.classes().iter().map(|class| format!("{class:?}"));
-    let failures = ledger.failures().iter().map(|failure| format!("{failure:?}"));
+    let failures = ledger
+        .failures()
+        .iter()
+        .map(|failure| format!("{failure:?}"));
     (counts, classes.collect(), failures.collect())
 }
 
 fn keys(region: RegionId) -> Vec<RegionKey> {
-    vec![RegionKey { rail: 0, address: region.0 << 20, key: RemoteKey(region.0 ^ 0xbeef) }]
+    vec![RegionKey {
+        rail: 0,
+        address: region.0 << 20,
+        key: RemoteKey(region.0 ^ 0xbeef),
+    }]
 }
 
 fn take<T>(random: &mut Random, orderly: bool, from: &mut Vec<T>) -> T {
-    if orderly { from.remove(0) } else { random.take(from) }
+    if orderly {
+        from.remove(0)
+    } else {
+        random.take(from)
+    }
 }

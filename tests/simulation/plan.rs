@@ -68,8 +68,15 @@ impl Plan {
         let chunk = self.receiver.chunk.bytes();
         let least = chunk.max(PACK_FILE_BYTES_MAX);
         self.receiver.pages_credit = random.pick(&[1, 1, 2, 16]);
-        self.receiver.region_credit_bytes =
-            random.pick(&[least, least, least + 1, 3 * least + 17, 8 << 20, WINDOW_BYTES, 256 << 20]);
+        self.receiver.region_credit_bytes = random.pick(&[
+            least,
+            least,
+            least + 1,
+            3 * least + 17,
+            8 << 20,
+            WINDOW_BYTES,
+            256 << 20,
+        ]);
         self.receiver.lane_fetches_max = random.pick(&[1, 2, 8]);
         self.receiver.in_flight_bytes_max = random.pick(&[1, chunk, 5 * chunk, 64 << 20]);
         self.receiver.fail_early = random.one_in(16);
@@ -115,7 +122,10 @@ impl Plan {
                         self.tree.end_directory(directory);
                     }
                 }
-                4 => drop(self.tree.add(parent, EntryKind::Symlink(b"target".to_vec()))),
+                4 => drop(
+                    self.tree
+                        .add(parent, EntryKind::Symlink(b"target".to_vec())),
+                ),
                 5 if !linkable.is_empty() => {
                     let to = random.pick(&linkable);
                     self.tree.add(parent, EntryKind::HardLink(to));
@@ -178,7 +188,11 @@ impl Plan {
             file.listed_len = random.below(2 * len + PACK_FILE_BYTES_MAX);
         }
         if random.one_in(5) {
-            let full = if random.one_in(8) { Trouble::Full } else { Trouble::None };
+            let full = if random.one_in(8) {
+                Trouble::Full
+            } else {
+                Trouble::None
+            };
             file.trouble = random.pick(&[
                 Trouble::Vanishes,
                 Trouble::Unreadable(1),

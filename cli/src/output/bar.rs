@@ -12,7 +12,7 @@ use crate::quantity;
 
 /// The rate is that of this long; shorter jumps, longer lags.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
-const BAR_WIDTH: usize = 20;
+const BAR_WIDTH: usize = 10;
 
 /// A drawn bar. It disappears when dropped.
 pub(super) struct Bar {
@@ -91,13 +91,8 @@ fn line(progress: Progress, rate: Option<u64>) -> String {
             quantity::bytes(bytes_done),
             quantity::bytes(bytes_seen)
         ));
-        parts.push(format!(
-            "{files_done} of {}",
-            quantity::counted(files_seen, "file")
-        ));
     } else {
         parts.push(format!("{} so far", quantity::bytes(bytes_done)));
-        parts.push(format!("{files_done} of {files_seen}+ files"));
     }
     if let Some(rate) = rate.filter(|rate| *rate > 0) {
         parts.push(format!("{}/s", quantity::bytes(rate)));
@@ -109,6 +104,12 @@ fn line(progress: Progress, rate: Option<u64>) -> String {
             ));
         }
     }
+    // Last, because a narrow terminal cuts here.
+    parts.push(if totals_known {
+        format!("{files_done} of {}", quantity::counted(files_seen, "file"))
+    } else {
+        format!("{files_done} of {files_seen}+ files")
+    });
     parts.join("  ")
 }
 
@@ -160,11 +161,11 @@ mod tests {
     #[test]
     fn totals_are_promised_only_when_known() {
         let shown = line(progress((3, 9), (3 << 20, 9 << 20), false), Some(1 << 20));
-        assert_eq!(shown, "3.0 MiB so far  3 of 9+ files  1.0 MiB/s");
+        assert_eq!(shown, "3.0 MiB so far  1.0 MiB/s  3 of 9+ files");
         let shown = line(progress((3, 9), (3 << 20, 9 << 20), true), Some(1 << 20));
         assert_eq!(
             shown,
-            "[======>             ] 33%  3.0 MiB of 9.0 MiB  3 of 9 files  1.0 MiB/s  0:06 left"
+            "[===>      ] 33%  3.0 MiB of 9.0 MiB  1.0 MiB/s  0:06 left  3 of 9 files"
         );
     }
 

@@ -112,8 +112,8 @@ fn summary_line(summary: &Summary) -> String {
     let mut parts = Vec::new();
     if summary.published == 0 && summary.failed == 0 && summary.unchanged > 0 {
         return format!(
-            "nothing to copy: {} unchanged ({elapsed})",
-            counted(summary.unchanged, "file")
+            "nothing to copy, {} unchanged ({elapsed})",
+            summary.unchanged
         );
     }
     let mut first = format!(
@@ -206,7 +206,7 @@ mod tests {
             unchanged: 5,
             ..summary()
         });
-        assert_eq!(line, "nothing to copy: 5 files unchanged (2.0 s)");
+        assert_eq!(line, "nothing to copy, 5 unchanged (2.0 s)");
     }
 
     #[test]

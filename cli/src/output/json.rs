@@ -265,7 +265,7 @@ impl Json {
     }
 
     pub(super) fn progress(&mut self, io: &mut Io, progress: Progress) {
-        // The start comes first; before it there is nothing to tell.
+        // The first line of a copy is its start; until then there is nothing to tell.
         if !self.started {
             return;
         }
@@ -521,6 +521,8 @@ mod tests {
         let lines = lines(
             |output| {
                 output.begin_copy(false, true);
+                // Before the start there is no progress.
+                output.progress(Progress::default());
                 output.event(&Event::Started {
                     transfer: TransferId([7; 16]),
                     transport: "tcp",

@@ -83,7 +83,7 @@ async fn sum_there(
     let sum = client.sum(&path, recursive, hash, |listed| {
         // A file has its name; what is below a directory gets the prefix that a pull would give.
         let contents = remote.trailing_slash && !listed.path.is_empty();
-        let base = if contents { b"" } else { remote.file_name() };
+        let base = if contents { b"" } else { remote.own_name() };
         tell_digest(base, &listed, hash, output, ending);
         if !output.io().stdout.is_open() {
             closed.notify_one();

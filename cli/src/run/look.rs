@@ -63,10 +63,10 @@ fn list_one(
 
 /// The thing itself is listed without a path; it is shown under its name.
 fn own_name_if_empty<'a>(remote: &'a Remote, path: &'a [u8]) -> &'a [u8] {
-    match (path, remote.file_name()) {
-        (b"", b"") => remote.export.as_bytes(),
-        (b"", name) => name,
-        (path, _) => path,
+    if path.is_empty() {
+        remote.own_name()
+    } else {
+        path
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct Config {
     pub(crate) state_dir: Option<Said<PathBuf>>,
     pub(crate) auth: Option<Said<AuthMode>>,
     pub(crate) drain_seconds: Option<Said<u32>>,
-    pub(crate) sessions_max: Option<Said<u32>>,
+    pub(crate) sessions_max: Option<Said<usize>>,
     pub(crate) log_format: Option<Said<LogFormat>>,
     pub(crate) log_filter: Option<Said<String>>,
     pub(crate) exports: Vec<Said<ConfigExport>>,
@@ -58,7 +58,7 @@ struct RawConfig {
 
 #[derive(Default, Deserialize)]
 struct RawLimits {
-    sessions_max: Option<Spanned<u32>>,
+    sessions_max: Option<Spanned<usize>>,
 }
 
 #[derive(Default, Deserialize)]

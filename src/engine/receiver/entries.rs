@@ -61,7 +61,9 @@ impl Receiver {
             return Err(protocol("a manifest page without credit"));
         }
         if self.last_page_came || page.items.len() > PAGE_ITEMS_MAX {
-            return Err(protocol("a manifest page after the last one, or one too large"));
+            return Err(protocol(
+                "a manifest page after the last one, or one too large",
+            ));
         }
         let number = self.next_page;
         self.next_page += 1;
@@ -80,14 +82,27 @@ impl Receiver {
             }
         }
         self.ledger.told += unsettled as u64;
-        let told = Event::Told { entries: unsettled as u64, bytes, last: page.last };
+        let told = Event::Told {
+            entries: unsettled as u64,
+            bytes,
+            last: page.last,
+        };
         self.outputs.push_back(Output::Event(told));
         if page.items.is_empty() {
             self.outbox.pages += u32::from(!page.last);
             return Ok(());
         }
-        self.pages.insert(number, Page { unsettled, placed: false });
-        self.start_job(Output::Place { page: number, items: page.items });
+        self.pages.insert(
+            number,
+            Page {
+                unsettled,
+                placed: false,
+            },
+        );
+        self.start_job(Output::Place {
+            page: number,
+            items: page.items,
+        });
         Ok(())
     }
 
@@ -103,12 +118,24 @@ impl Receiver {
             EntryKind::Directory | EntryKind::Symlink(_) | EntryKind::HardLink(_) => false,
         };
         self.next_entry = entry.id.0 + 1;
-        self.entries.insert(entry.id, Record { page, linked, state: State::Placing });
+        self.entries.insert(
+            entry.id,
+            Record {
+                page,
+                linked,
+                state: State::Placing,
+            },
+        );
         Ok(())
     }
 
     fn note(&mut self, note: &Note) {
-        if let Note::Skipped { place, fault, failure } = note {
+        if let Note::Skipped {
+            place,
+            fault,
+            failure,
+        } = note
+        {
             if *failure {
                 self.ledger.fail(None, fault);
             } else {
@@ -265,7 +292,13 @@ impl Receiver {
     ) -> Result<(), Fault> {
         self.job_done()?;
         match result {
-            Ok(()) => self.settle(entry, Outcome::Published { bytes: 0, digest: None }),
+            Ok(()) => self.settle(
+                entry,
+                Outcome::Published {
+                    bytes: 0,
+                    digest: None,
+                },
+            ),
             Err(fault) => {
                 let full = self.full_fault(&fault);
                 self.settle(entry, Outcome::Failed(fault));
@@ -279,7 +312,9 @@ impl Receiver {
     pub(super) fn settle(&mut self, entry: EntryId, outcome: Outcome) {
         let mut queue = VecDeque::from([(entry, outcome)]);
         while let Some((entry, outcome)) = queue.pop_front() {
-            let Some(record) = self.entries.remove(&entry) else { continue };
+            let Some(record) = self.entries.remove(&entry) else {
+                continue;
+            };
             self.forget_file(&record);
             let failed = match &outcome {
                 Outcome::Failed(fault) => Some(fault.clone()),
@@ -287,7 +322,10 @@ impl Receiver {
             };
             self.settle_links(entry, &record, failed.is_some(), &mut queue);
             self.ledger.settle(entry, &outcome);
-            let event = Event::Done { entry, outcome: outcome.clone() };
+            let event = Event::Done {
+                entry,
+                outcome: outcome.clone(),
+            };
             self.outputs.push_back(Output::Event(event));
             self.outbox.settled.push((entry, outcome));
             match record.state {
@@ -364,7 +402,9 @@ impl Receiver {
                 }
                 Ok(())
             }
-            _ => Err(protocol("the failure of an entry that was not wanted or came in a pack")),
+            _ => Err(protocol(
+                "the failure of an entry that was not wanted or came in a pack",
+            )),
         }
     }
 
@@ -392,7 +432,9 @@ impl Receiver {
     /// Settles a failed file once nothing is in flight for it.
     pub(super) fn drain(&mut self, entry: EntryId) {
         let Some(file) = self.file(entry) else { return };
-        let Phase::Failing(fault) = &file.phase else { return };
+        let Phase::Failing(fault) = &file.phase else {
+            return;
+        };
         if file.pending > 0 {
             return;
         }
@@ -406,8 +448,12 @@ impl Receiver {
     /// Says Close for complete files, as many as may be closed and published at once.
     pub(super) fn start_closes(&mut self) {
         while self.finishing < FINISHING_MAX {
-            let Some(entry) = self.to_close.pop_front() else { break };
-            let Some(file) = self.file(entry) else { continue };
+            let Some(entry) = self.to_close.pop_front() else {
+                break;
+            };
+            let Some(file) = self.file(entry) else {
+                continue;
+            };
             if matches!(file.phase, Phase::Settling) {
                 file.phase = Phase::Closing;
                 self.finishing += 1;
@@ -429,17 +475,14 @@ impl Receiver {
                 Phase::Failing(_) | Phase::Closing => std::mem::replace(&mut file.open, false),
                 _ => return Err(protocol("Closed without Close")),
             };
-            match file.phase {
-                Phase::Closing => {
-                    if same {
-                        file.phase = Phase::Publishing;
-                        file.pending += 1;
-                        self.start_job(Output::Publish { entry });
-                    } else {
-                        self.fail_file(entry, changed());
-                    }
+            if matches!(file.phase, Phase::Closing) {
+                if same {
+                    file.phase = Phase::Publishing;
+                    file.pending += 1;
+                    self.start_job(Output::Publish { entry });
+                } else {
+                    self.fail_file(entry, changed());
                 }
-                _ => {}
             }
             self.open_files -= usize::from(was_open);
         }
@@ -473,8 +516,9 @@ impl Receiver {
         // Directories stay: storage may settle them when it hears of the rest.
         let directory = |record: &Record| matches!(record.state, State::Directory);
         let entries = std::mem::take(&mut self.entries);
-        let (directories, others) =
-            entries.into_iter().partition(|(_, record)| directory(record));
+        let (directories, others) = entries
+            .into_iter()
+            .partition(|(_, record)| directory(record));
         self.entries = directories;
         let others: BTreeMap<EntryId, Record> = others;
         for (entry, record) in others {
@@ -486,7 +530,10 @@ impl Receiver {
             {
                 let outcome = Outcome::Failed(fault);
                 self.ledger.settle(entry, &outcome);
-                let event = Event::Done { entry, outcome: outcome.clone() };
+                let event = Event::Done {
+                    entry,
+                    outcome: outcome.clone(),
+                };
                 self.outputs.push_back(Output::Event(event));
                 self.outbox.settled.push((entry, outcome));
             }
@@ -496,7 +543,10 @@ impl Receiver {
 
 /// The source is not what it was when it was granted.
 pub(super) fn changed() -> Fault {
-    Fault::new(FaultCode::SourceChanged, "the source changed while it was read; copy it again")
+    Fault::new(
+        FaultCode::SourceChanged,
+        "the source changed while it was read; copy it again",
+    )
 }
 
 fn link_fault() -> Fault {

@@ -90,8 +90,16 @@ impl Receiver {
             }
         };
         window.post(index, lane);
-        let target = Target::Chunk { entry, region: window.region, index };
-        let token = lanes.post(InFlight { target, lane, len: bytes.len() });
+        let target = Target::Chunk {
+            entry,
+            region: window.region,
+            index,
+        };
+        let token = lanes.post(InFlight {
+            target,
+            lane,
+            len: bytes.len(),
+        });
         self.outputs.push_back(Output::Fetch(Fetch {
             token,
             lane,
@@ -111,15 +119,27 @@ impl Receiver {
     }
 
     fn post_pack(&mut self, region: RegionId) -> Posted {
-        let Some(pack) = self.packs.get(&region) else { return Posted::Done };
+        let Some(pack) = self.packs.get(&region) else {
+            return Posted::Done;
+        };
         let (lane, key) = match self.lanes.pick(&pack.keys, pack.len, pack.avoid) {
             Pick::Lane(lane, key) => (lane, key),
             Pick::Busy => return Posted::Busy,
             Pick::Unreachable => return Posted::Unreachable,
         };
         let len = pack.len;
-        let token = self.lanes.post(InFlight { target: Target::Pack { region }, lane, len });
-        self.outputs.push_back(Output::FetchPack { token, lane, region, key, len });
+        let token = self.lanes.post(InFlight {
+            target: Target::Pack { region },
+            lane,
+            len,
+        });
+        self.outputs.push_back(Output::FetchPack {
+            token,
+            lane,
+            region,
+            key,
+            len,
+        });
         Posted::Done
     }
 
@@ -165,7 +185,11 @@ impl Receiver {
                 file.pending += 1;
                 self.jobs += 1;
                 let (region, ranges) = (window.region, window.data.clone());
-                self.outputs.push_back(Output::Allocate { entry, region, ranges });
+                self.outputs.push_back(Output::Allocate {
+                    entry,
+                    region,
+                    ranges,
+                });
             }
         }
     }
@@ -216,9 +240,11 @@ impl Receiver {
             return Err(internal("a fetch landed that was not in flight"));
         };
         match fetch.target {
-            Target::Chunk { entry, region, index } => {
-                self.chunk_landed(entry, region, index, result)
-            }
+            Target::Chunk {
+                entry,
+                region,
+                index,
+            } => self.chunk_landed(entry, region, index, result),
             Target::Pack { region } => {
                 self.pack_landed(region, fetch, result);
                 Ok(())
@@ -281,8 +307,12 @@ impl Receiver {
         index: u32,
         step: Step,
     ) -> Result<(), Fault> {
-        let Some(file) = self.file(entry) else { return Ok(()) };
-        let Some(window) = file.window(region) else { return Ok(()) };
+        let Some(file) = self.file(entry) else {
+            return Ok(());
+        };
+        let Some(window) = file.window(region) else {
+            return Ok(());
+        };
         let chunk = window.chunk_index(index);
         match step {
             Step::Wait => {}
@@ -293,7 +323,10 @@ impl Receiver {
             }
             Step::Recheck => {
                 self.outbox.recheck.push((entry, chunk.0));
-                let event = Event::Repairing { entry, chunk: chunk.0 };
+                let event = Event::Repairing {
+                    entry,
+                    chunk: chunk.0,
+                };
                 self.outputs.push_back(Output::Event(event));
             }
             Step::GiveUp => self.fail_file(entry, damaged()),
@@ -316,11 +349,18 @@ impl Receiver {
         let file_len = file.granted.map_or(0, |(_, len)| len);
         let bytes = size.range(chunk, file_len).len();
         file.bytes += bytes;
-        let done = file.windows.iter().position(|window| window.region == region);
+        let done = file
+            .windows
+            .iter()
+            .position(|window| window.region == region);
         let done = done.filter(|at| file.windows[*at].is_done());
         let done = done.and_then(|at| file.windows.remove(at));
         self.moved += bytes;
-        self.outputs.push_back(Output::Verified { entry, chunk, digest });
+        self.outputs.push_back(Output::Verified {
+            entry,
+            chunk,
+            digest,
+        });
         if let Some(window) = done {
             self.release(window.region);
             self.complete(entry);
@@ -336,7 +376,9 @@ impl Receiver {
         if self.is_ending() {
             return;
         }
-        let Some(pack) = self.packs.get_mut(&region) else { return };
+        let Some(pack) = self.packs.get_mut(&region) else {
+            return;
+        };
         match result {
             Ok(_) => {
                 pack.landed = true;
@@ -358,10 +400,16 @@ impl Receiver {
 
     /// Hands the pack to storage if its bytes and all digests are there.
     pub(super) fn store_pack(&mut self, region: RegionId) {
-        let Some(pack) = self.packs.get_mut(&region) else { return };
+        let Some(pack) = self.packs.get_mut(&region) else {
+            return;
+        };
         if pack.is_ready() && !std::mem::replace(&mut pack.storing, true) {
             let (files, digests) = (pack.files.clone(), pack.digests());
-            self.start_job(Output::StorePack { region, files, digests });
+            self.start_job(Output::StorePack {
+                region,
+                files,
+                digests,
+            });
         }
     }
 
@@ -379,7 +427,11 @@ impl Receiver {
         let len = pack.len;
         let files = std::mem::take(&mut pack.files);
         results.sort_by_key(|(entry, _)| *entry);
-        if !files.iter().map(|file| file.entry).eq(results.iter().map(|(entry, _)| *entry)) {
+        if !files
+            .iter()
+            .map(|file| file.entry)
+            .eq(results.iter().map(|(entry, _)| *entry))
+        {
             return Err(internal("other files of a pack were stored than asked for"));
         }
         self.lanes.free_bytes(len);
@@ -389,7 +441,13 @@ impl Receiver {
             match result {
                 PackResult::Stored { digest } => {
                     self.moved += file.len;
-                    self.settle(entry, Outcome::Published { bytes: file.len, digest });
+                    self.settle(
+                        entry,
+                        Outcome::Published {
+                            bytes: file.len,
+                            digest,
+                        },
+                    );
                 }
                 PackResult::Mismatch => wrong.push(file),
                 PackResult::Failed(fault) => {
@@ -405,7 +463,9 @@ impl Receiver {
 
     /// Fetches the pack again for the files that came wrong; without any, it is done with.
     fn repair_pack(&mut self, region: RegionId, wrong: Vec<super::PackFile>) {
-        let Some(pack) = self.packs.get_mut(&region) else { return };
+        let Some(pack) = self.packs.get_mut(&region) else {
+            return;
+        };
         let first = wrong.first().map(|file| file.entry);
         pack.files = wrong;
         let Some(first) = first else {
@@ -418,14 +478,19 @@ impl Receiver {
             return self.fail_pack(region, &damaged());
         }
         pack.repairs += 1;
-        self.outputs.push_back(Output::Event(Event::Repairing { entry: first, chunk: 0 }));
+        self.outputs.push_back(Output::Event(Event::Repairing {
+            entry: first,
+            chunk: 0,
+        }));
         if !self.is_ending() {
             self.ready.push_back(Work::Pack(region));
         }
     }
 
     fn fail_pack(&mut self, region: RegionId, fault: &Fault) {
-        let Some(pack) = self.packs.remove(&region) else { return };
+        let Some(pack) = self.packs.remove(&region) else {
+            return;
+        };
         let full = self.full_fault(fault);
         for file in &pack.files {
             self.settle(file.entry, Outcome::Failed(fault.clone()));
@@ -444,5 +509,8 @@ fn damaged() -> Fault {
 }
 
 fn refused() -> Fault {
-    Fault::new(FaultCode::Storage, "the sender could not read the data that it had offered")
+    Fault::new(
+        FaultCode::Storage,
+        "the sender could not read the data that it had offered",
+    )
 }

@@ -85,7 +85,9 @@ impl File {
     }
 
     pub(super) fn window(&mut self, region: RegionId) -> Option<&mut Window> {
-        self.windows.iter_mut().find(|window| window.region == region)
+        self.windows
+            .iter_mut()
+            .find(|window| window.region == region)
     }
 
     /// Whether all that was wanted has been granted, stored and proved.
@@ -102,10 +104,13 @@ impl File {
         if !matches!(self.phase, Phase::Fetching) {
             return None;
         }
-        self.windows.iter_mut().enumerate().find_map(|(at, window)| {
-            let (index, avoid) = window.next_chunk(hash)?;
-            Some((at, index, avoid))
-        })
+        self.windows
+            .iter_mut()
+            .enumerate()
+            .find_map(|(at, window)| {
+                let (index, avoid) = window.next_chunk(hash)?;
+                Some((at, index, avoid))
+            })
     }
 }
 
@@ -186,9 +191,17 @@ impl Window {
         chunk: ChunkSize,
     ) -> (Self, Vec<ChunkRange>) {
         let first_chunk = chunk.index_of(part.file_offset).0;
-        let count = if part.extents.is_empty() { 0 } else { chunk.count(part.len) };
-        let waiting =
-            Chunk { state: ChunkState::Waiting, lane: LaneId(0), told: false, value: [0; 32] };
+        let count = if part.extents.is_empty() {
+            0
+        } else {
+            chunk.count(part.len)
+        };
+        let waiting = Chunk {
+            state: ChunkState::Waiting,
+            lane: LaneId(0),
+            told: false,
+            value: [0; 32],
+        };
         let mut window = Self {
             region,
             keys: keys.into(),
@@ -206,7 +219,10 @@ impl Window {
             left: u32::try_from(count).unwrap_or(u32::MAX),
         };
         let holes = if count == 0 && part.len > 0 {
-            vec![ChunkRange { start: first_chunk, end: first_chunk + chunk.count(part.len) }]
+            vec![ChunkRange {
+                start: first_chunk,
+                end: first_chunk + chunk.count(part.len),
+            }]
         } else {
             window.mark_holes(part, chunk)
         };
@@ -218,15 +234,24 @@ impl Window {
         let mut extents = part.extents.iter().peekable();
         for (index, chunk) in (self.first_chunk..).zip(self.chunks.iter_mut()) {
             let bytes = size.range(ChunkIndex(index), part.file_len);
-            while extents.next_if(|extent| extent.end <= bytes.start).is_some() {}
-            if extents.peek().is_some_and(|extent| extent.start < bytes.end) {
+            while extents
+                .next_if(|extent| extent.end <= bytes.start)
+                .is_some()
+            {}
+            if extents
+                .peek()
+                .is_some_and(|extent| extent.start < bytes.end)
+            {
                 continue;
             }
             chunk.state = ChunkState::Done;
             self.left -= 1;
             match holes.last_mut() {
                 Some(last) if last.end == index => last.end += 1,
-                _ => holes.push(ChunkRange { start: index, end: index + 1 }),
+                _ => holes.push(ChunkRange {
+                    start: index,
+                    end: index + 1,
+                }),
             }
         }
         holes

@@ -35,9 +35,8 @@ impl Receiver {
     fn check_region(&self, grant: &Grant) -> Result<(), Fault> {
         let credit = self.options.region_credit_bytes - self.region_bytes;
         let keys = grant.keys.len();
-        let reachable = |key: &crate::wire::message::RegionKey| {
-            key.address.checked_add(grant.len).is_some()
-        };
+        let reachable =
+            |key: &crate::wire::message::RegionKey| key.address.checked_add(grant.len).is_some();
         if self.regions.contains_key(&grant.region) || self.packs.contains_key(&grant.region) {
             Err(protocol("a region is granted twice"))
         } else if grant.len > credit {
@@ -64,7 +63,9 @@ impl Receiver {
         let mut pack = Pack::new(grant.len, &grant.keys);
         for part in &grant.parts {
             self.check_told(part.entry)?;
-            let Some(record) = self.entries.get_mut(&part.entry) else { continue };
+            let Some(record) = self.entries.get_mut(&part.entry) else {
+                continue;
+            };
             let State::File(file) = &mut record.state else {
                 return Err(protocol("a grant of an entry that is not wanted"));
             };
@@ -83,7 +84,10 @@ impl Receiver {
                     return Err(protocol("a digest of a chunk that is not in its file"));
                 }
             }
-            let event = Event::Started { entry: part.entry, len: part.len };
+            let event = Event::Started {
+                entry: part.entry,
+                len: part.len,
+            };
             self.outputs.push_back(Output::Event(event));
         }
         if pack.files.is_empty() {
@@ -121,10 +125,13 @@ impl Receiver {
         }
         let first = !std::mem::replace(&mut file.open, true);
         if first {
-            file.remaining.clamp(self.options.chunk.count(part.file_len));
+            file.remaining
+                .clamp(self.options.chunk.count(part.file_len));
         }
         if !matches!(file.phase, Phase::Fetching) || !cover(file, part, first, self.options.chunk) {
-            return Err(protocol("a window is not the next one that was wanted of its file"));
+            return Err(protocol(
+                "a window is not the next one that was wanted of its file",
+            ));
         }
         if first {
             self.start_file(part)?;
@@ -143,9 +150,16 @@ impl Receiver {
             file.part_file = PartFile::Preparing;
             file.pending += 1;
         }
-        self.outputs.push_back(Output::Event(Event::Started { entry, len: part.file_len }));
+        self.outputs.push_back(Output::Event(Event::Started {
+            entry,
+            len: part.file_len,
+        }));
         let (file_len, version) = (part.file_len, part.version);
-        self.start_job(Output::Prepare { entry, file_len, version });
+        self.start_job(Output::Prepare {
+            entry,
+            file_len,
+            version,
+        });
         Ok(())
     }
 
@@ -161,8 +175,14 @@ impl Receiver {
         for hole in holes {
             let last = hole.end - 1;
             let value = early.iter().rev().find(|(chunk, _)| *chunk == last);
-            let value = value.map(|(_, value)| *value).filter(|_| hash == HashKind::Sha256);
-            self.outputs.push_back(Output::Hole { entry, chunks: hole, value });
+            let value = value
+                .map(|(_, value)| *value)
+                .filter(|_| hash == HashKind::Sha256);
+            self.outputs.push_back(Output::Hole {
+                entry,
+                chunks: hole,
+                value,
+            });
         }
         // Windows ascend: only their successors can use digests that this one does not.
         let before = early.len();
@@ -190,10 +210,16 @@ impl Receiver {
     }
 
     fn digest(&mut self, digest: &ChunkDigest) -> Result<(), Fault> {
-        let &ChunkDigest { entry, chunk, value } = digest;
+        let &ChunkDigest {
+            entry,
+            chunk,
+            value,
+        } = digest;
         self.check_told(entry)?;
         // Of an entry that failed or was settled here while the digest was under way.
-        let Some(record) = self.entries.get_mut(&entry) else { return Ok(()) };
+        let Some(record) = self.entries.get_mut(&entry) else {
+            return Ok(());
+        };
         match &mut record.state {
             State::File(file) if file.is_failing() => Ok(()),
             State::File(_) => self.digest_of_window(entry, chunk, value),
@@ -219,8 +245,13 @@ impl Receiver {
         value: [u8; 32],
     ) -> Result<(), Fault> {
         let (hash, size) = (self.options.hash, self.options.chunk);
-        let Some(file) = self.file(entry) else { return Ok(()) };
-        if file.granted.is_some_and(|(_, len)| chunk >= size.count(len).max(1)) {
+        let Some(file) = self.file(entry) else {
+            return Ok(());
+        };
+        if file
+            .granted
+            .is_some_and(|(_, len)| chunk >= size.count(len).max(1))
+        {
             return Err(protocol("a digest of a chunk that is not in its file"));
         }
         let mut found = None;
@@ -284,7 +315,9 @@ fn check_pack(grant: &Grant) -> Result<(), Fault> {
     for part in &grant.parts {
         let whole = part.packed && part.last && part.file_offset == 0 && part.len == part.file_len;
         if !whole || part.len > PACK_FILE_BYTES_MAX || part.extents.len() > GRANT_EXTENTS_MAX {
-            return Err(protocol("a pack holds something else than whole small files"));
+            return Err(protocol(
+                "a pack holds something else than whole small files",
+            ));
         }
         let fits = part.region_offset <= grant.len && part.len <= grant.len - part.region_offset;
         if part.region_offset < end || !fits {
@@ -292,7 +325,11 @@ fn check_pack(grant: &Grant) -> Result<(), Fault> {
         }
         end = part.region_offset + part.len;
     }
-    if grant.parts.windows(2).any(|pair| pair[0].entry >= pair[1].entry) {
+    if grant
+        .parts
+        .windows(2)
+        .any(|pair| pair[0].entry >= pair[1].entry)
+    {
         return Err(protocol("files of a pack are out of order"));
     }
     Ok(())
@@ -317,16 +354,26 @@ fn check_window(grant: &Grant, part: &GrantPart, chunk_bytes: u64) -> Result<(),
     let within_region =
         part.region_offset <= grant.len && part.len <= grant.len - part.region_offset;
     if !within_region || part.len > WINDOW_BYTES {
-        return Err(protocol("a window reaches out of its region or is too large"));
+        return Err(protocol(
+            "a window reaches out of its region or is too large",
+        ));
     }
-    check_extents(&part.extents, ByteRange { start: part.file_offset, end })
+    check_extents(
+        &part.extents,
+        ByteRange {
+            start: part.file_offset,
+            end,
+        },
+    )
 }
 
 fn check_extents(extents: &[ByteRange], within: ByteRange) -> Result<(), Fault> {
     let mut at = within.start;
     for extent in extents {
         if extent.start < at || extent.is_empty() || extent.end > within.end {
-            return Err(protocol("data extents overlap, are empty or leave their window"));
+            return Err(protocol(
+                "data extents overlap, are empty or leave their window",
+            ));
         }
         at = extent.end;
     }

@@ -8,7 +8,11 @@ use crate::wire::message::RegionKey;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
     /// The n-th chunk of a file's window.
-    Chunk { entry: EntryId, region: RegionId, index: u32 },
+    Chunk {
+        entry: EntryId,
+        region: RegionId,
+        index: u32,
+    },
     /// A whole pack.
     Pack { region: RegionId },
 }
@@ -75,7 +79,12 @@ impl Lanes {
     pub(super) fn up(&mut self, id: LaneId, rail: u16) {
         match self.lanes.iter_mut().find(|lane| lane.id == id) {
             Some(lane) => (lane.up, lane.rail) = (true, rail),
-            None => self.lanes.push(Lane { id, rail, in_flight: 0, up: true }),
+            None => self.lanes.push(Lane {
+                id,
+                rail,
+                in_flight: 0,
+                up: true,
+            }),
         }
     }
 
@@ -123,7 +132,10 @@ impl Lanes {
             lane.in_flight += 1;
         }
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, fetch: None });
+            self.slots.push(Slot {
+                generation: 0,
+                fetch: None,
+            });
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let slot = &mut self.slots[index as usize];
@@ -170,11 +182,21 @@ mod tests {
     use crate::ids::RemoteKey;
 
     fn keys() -> [RegionKey; 1] {
-        [RegionKey { rail: 0, address: 0, key: RemoteKey(7) }]
+        [RegionKey {
+            rail: 0,
+            address: 0,
+            key: RemoteKey(7),
+        }]
     }
 
     fn pack(lane: LaneId, len: u64) -> InFlight {
-        InFlight { target: Target::Pack { region: RegionId(1) }, lane, len }
+        InFlight {
+            target: Target::Pack {
+                region: RegionId(1),
+            },
+            lane,
+            len,
+        }
     }
 
     fn picked(pick: Pick) -> Option<u32> {

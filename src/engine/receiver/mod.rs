@@ -106,8 +106,10 @@ impl Receiver {
     pub fn new(options: ReceiverOptions) -> Self {
         let mut options = options;
         options.pages_credit = options.pages_credit.max(1);
-        options.region_credit_bytes =
-            options.region_credit_bytes.max(options.chunk.bytes()).max(PACK_FILE_BYTES_MAX);
+        options.region_credit_bytes = options
+            .region_credit_bytes
+            .max(options.chunk.bytes())
+            .max(PACK_FILE_BYTES_MAX);
         let outbox = Outbox {
             pages: options.pages_credit,
             region_bytes: options.region_credit_bytes,
@@ -150,11 +152,17 @@ impl Receiver {
         }
         let handled = match input {
             Input::Message(message) => self.message(message),
-            Input::Placed { page, entries, directories } => {
-                self.placed(page, entries, directories)
-            }
+            Input::Placed {
+                page,
+                entries,
+                directories,
+            } => self.placed(page, entries, directories),
             Input::Prepared { entry, result } => self.prepared(entry, result),
-            Input::Allocated { entry, region, result } => self.allocated(entry, region, result),
+            Input::Allocated {
+                entry,
+                region,
+                result,
+            } => self.allocated(entry, region, result),
             Input::Landed { token, result } => self.landed(token, result),
             Input::PackStored { region, results } => self.pack_stored(region, results),
             Input::Published { entry, result } => self.published(entry, result),
@@ -217,7 +225,8 @@ impl Receiver {
             return Err(protocol("Finished without Finish"));
         }
         self.stage = Stage::Ended;
-        self.outputs.push_back(Output::Finished(std::mem::take(&mut self.ledger)));
+        self.outputs
+            .push_back(Output::Finished(std::mem::take(&mut self.ledger)));
         Ok(())
     }
 
@@ -258,7 +267,8 @@ impl Receiver {
     fn flush_moved(&mut self) {
         if self.moved > 0 {
             let bytes = std::mem::take(&mut self.moved);
-            self.outputs.push_back(Output::Event(Event::Moved { bytes }));
+            self.outputs
+                .push_back(Output::Event(Event::Moved { bytes }));
         }
     }
 
@@ -268,7 +278,10 @@ impl Receiver {
     }
 
     fn job_done(&mut self) -> Result<(), Fault> {
-        self.jobs = self.jobs.checked_sub(1).ok_or_else(|| internal("a job ended twice"))?;
+        self.jobs = self
+            .jobs
+            .checked_sub(1)
+            .ok_or_else(|| internal("a job ended twice"))?;
         Ok(())
     }
 
@@ -297,17 +310,20 @@ impl Receiver {
         if self.jobs > 0 {
             return;
         }
-        let Stage::Ending { fault, tell_peer } =
-            std::mem::replace(&mut self.stage, Stage::Ended)
+        let Stage::Ending { fault, tell_peer } = std::mem::replace(&mut self.stage, Stage::Ended)
         else {
             return;
         };
         if tell_peer {
             // What is durable is acknowledged even so; nothing else matters any more.
             let settled = std::mem::take(&mut self.outbox.settled);
-            self.outbox = Outbox { settled, ..Outbox::default() };
+            self.outbox = Outbox {
+                settled,
+                ..Outbox::default()
+            };
             self.outbox.flush(&mut self.outputs);
-            self.outputs.push_back(Output::Send(Message::Failed(fault.clone())));
+            self.outputs
+                .push_back(Output::Send(Message::Failed(fault.clone())));
         }
         let ledger = std::mem::take(&mut self.ledger);
         self.outputs.push_back(Output::Failed { fault, ledger });

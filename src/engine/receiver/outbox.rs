@@ -37,7 +37,10 @@ impl Outbox {
         if self.pages > 0 || self.region_bytes > 0 {
             let (pages, region_bytes) = (self.pages, self.region_bytes);
             (self.pages, self.region_bytes) = (0, 0);
-            send(Message::Credit { pages, region_bytes });
+            send(Message::Credit {
+                pages,
+                region_bytes,
+            });
         }
     }
 
@@ -46,7 +49,11 @@ impl Outbox {
         let mut ranges = 0;
         for (entry, wanted) in self.want.drain(..) {
             let wanted = coarsen(wanted);
-            let more = if let Wanted::Chunks(ranges) = &wanted { ranges.len() } else { 0 };
+            let more = if let Wanted::Chunks(ranges) = &wanted {
+                ranges.len()
+            } else {
+                0
+            };
             if batch.len() == BATCH_ENTRIES_MAX || ranges + more > WANT_RANGES_MAX {
                 outputs.push_back(Output::Send(Message::Want(std::mem::take(&mut batch))));
                 ranges = 0;

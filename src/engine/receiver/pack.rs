@@ -65,9 +65,15 @@ impl Pack {
 
     /// The sender's digest of a chunk; `false` if there is no such chunk or another digest of it.
     pub(super) fn tell(&mut self, entry: EntryId, chunk: u64, value: [u8; 32]) -> bool {
-        let Some(digests) = self.digests_of(entry) else { return false };
-        let Ok(chunk) = usize::try_from(chunk) else { return false };
-        let Some(slot) = self.digests[digests].get_mut(chunk) else { return false };
+        let Some(digests) = self.digests_of(entry) else {
+            return false;
+        };
+        let Ok(chunk) = usize::try_from(chunk) else {
+            return false;
+        };
+        let Some(slot) = self.digests[digests].get_mut(chunk) else {
+            return false;
+        };
         match slot {
             Some(told) => *told == value,
             None => {
@@ -79,7 +85,10 @@ impl Pack {
     }
 
     fn digests_of(&self, entry: EntryId) -> Option<Range<usize>> {
-        let at = self.files.binary_search_by_key(&entry, |file| file.entry).ok()?;
+        let at = self
+            .files
+            .binary_search_by_key(&entry, |file| file.entry)
+            .ok()?;
         Some(self.files[at].digests.clone())
     }
 

@@ -5,7 +5,7 @@ use crate::engine::{Event, internal, protocol};
 use crate::ids::{EntryId, RegionId};
 use crate::limits::PACK_FILE_BYTES_MAX;
 use crate::manifest::Version;
-use crate::wire::message::{Outcome, Wanted};
+use crate::wire::message::{HashKind, Outcome, Wanted};
 use crate::wire::{Fault, Message};
 
 use super::{OpenedFile, Output, Sender};
@@ -63,29 +63,50 @@ pub(super) struct OpenFile {
 
 impl Record {
     pub(super) fn new(len: Option<u64>) -> Self {
-        Self { len, state: State::Told, settled: false, holders: 0, is_open: false }
+        Self {
+            len,
+            state: State::Told,
+            settled: false,
+            holders: 0,
+            is_open: false,
+        }
     }
 }
 
 impl Sender {
     pub(super) fn want(&mut self, entry: EntryId, wanted: &Wanted) -> Result<(), Fault> {
-        let record = self.entries.get_mut(&entry).filter(|record| !record.settled);
+        let record = self
+            .entries
+            .get_mut(&entry)
+            .filter(|record| !record.settled);
         // A file that is read at random is wanted again and again, each time after all that was
         // wanted before has been granted.
-        if let Some(Record { state: State::Open(file), .. }) = record
+        if let Some(Record {
+            state: State::Open(file),
+            ..
+        }) = record
             && file.last_granted
+            // States of SHA-256 come front to back, once.
+            && self.options.hash != HashKind::Sha256
             && let Some(mut remaining) = Remaining::new(wanted)
         {
             remaining.clamp(self.options.chunk.count(file.len));
             if remaining.is_done() {
-                return Err(protocol("a second want for chunks that are not in the file"));
+                return Err(protocol(
+                    "a second want for chunks that are not in the file",
+                ));
             }
             file.remaining = remaining;
             file.last_granted = false;
-            self.open.push_back(entry);
+            if !self.open.contains(&entry) {
+                self.open.push_back(entry);
+            }
             return Ok(());
         }
-        let record = self.entries.get_mut(&entry).filter(|record| !record.settled);
+        let record = self
+            .entries
+            .get_mut(&entry)
+            .filter(|record| !record.settled);
         let Some((record, len)) = record.and_then(|record| {
             let len = record.len?;
             matches!(record.state, State::Told).then_some((record, len))
@@ -113,8 +134,12 @@ impl Sender {
     pub(super) fn open_files(&mut self) {
         // Files beyond these would only wait for credit, with their descriptors open.
         while self.open_files < self.options.open_files_max && self.open.len() < READY_FILES_MAX {
-            let Some(entry) = self.big.pop_front() else { break };
-            let Some(record) = self.entries.get_mut(&entry) else { continue };
+            let Some(entry) = self.big.pop_front() else {
+                break;
+            };
+            let Some(record) = self.entries.get_mut(&entry) else {
+                continue;
+            };
             match std::mem::replace(&mut record.state, State::Failed) {
                 State::Wanted(remaining) if !record.settled => {
                     record.state = State::Opening(remaining);
@@ -150,7 +175,8 @@ impl Sender {
                     hashed: None,
                 });
                 let len = file.len;
-                self.outputs.push_back(Output::Event(Event::Started { entry, len }));
+                self.outputs
+                    .push_back(Output::Event(Event::Started { entry, len }));
                 self.grant_if_empty(entry);
             }
             (State::Opening(remaining), Err(fault)) => {
@@ -167,7 +193,9 @@ impl Sender {
     /// they are released, the others go at once.
     pub(super) fn fail_entry(&mut self, entry: EntryId, fault: Fault) {
         let ending = self.is_ending();
-        let Some(record) = self.entries.get_mut(&entry) else { return };
+        let Some(record) = self.entries.get_mut(&entry) else {
+            return;
+        };
         match record.state {
             // What was granted in a pack or confirmed stays as it was.
             State::Packed | State::Checking | State::Confirmed | State::Failed => return,
@@ -175,14 +203,20 @@ impl Sender {
             _ => {}
         }
         record.state = State::Failed;
-        self.outputs.push_back(Output::Send(Message::EntryFailed { entry, fault }));
+        self.outputs
+            .push_back(Output::Send(Message::EntryFailed { entry, fault }));
         self.withdraw_ungranted(entry);
     }
 
     pub(super) fn close(&mut self, entry: EntryId) -> Result<(), Fault> {
-        let record = self.entries.get_mut(&entry).filter(|record| !record.settled);
+        let record = self
+            .entries
+            .get_mut(&entry)
+            .filter(|record| !record.settled);
         let Some(record) = record else {
-            return Err(protocol("Close of an entry that is settled or was not told"));
+            return Err(protocol(
+                "Close of an entry that is settled or was not told",
+            ));
         };
         match &record.state {
             // The receiver will hear why, or has by now.
@@ -190,7 +224,10 @@ impl Sender {
             State::Open(file) if file.last_granted => {}
             _ => return Err(protocol("Close before the last grant")),
         }
-        let out = self.regions.values().any(|region| region.is_granted_of(entry));
+        let out = self
+            .regions
+            .values()
+            .any(|region| region.is_granted_of(entry));
         if out {
             return Err(protocol("Close before the last release"));
         }
@@ -219,7 +256,10 @@ impl Sender {
     }
 
     pub(super) fn settled(&mut self, entry: EntryId, outcome: Outcome) -> Result<(), Fault> {
-        let record = self.entries.get_mut(&entry).filter(|record| !record.settled);
+        let record = self
+            .entries
+            .get_mut(&entry)
+            .filter(|record| !record.settled);
         let Some(record) = record else {
             return Err(protocol("an entry is settled twice or was not told"));
         };
@@ -238,7 +278,8 @@ impl Sender {
             Outcome::Failed(fault) if self.options.fail_early => Some(fault.clone()),
             _ => None,
         };
-        self.outputs.push_back(Output::Event(Event::Done { entry, outcome }));
+        self.outputs
+            .push_back(Output::Event(Event::Done { entry, outcome }));
         self.withdraw_ungranted(entry);
         self.forget_if_free(entry);
         if let Some(fault) = failed {
@@ -267,7 +308,10 @@ impl Sender {
 
     /// The file if it is open and served.
     pub(super) fn open_file(&mut self, entry: EntryId) -> Option<&mut OpenFile> {
-        let record = self.entries.get_mut(&entry).filter(|record| !record.settled)?;
+        let record = self
+            .entries
+            .get_mut(&entry)
+            .filter(|record| !record.settled)?;
         match &mut record.state {
             State::Open(file) => Some(file),
             _ => None,

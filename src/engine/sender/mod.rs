@@ -135,13 +135,21 @@ impl Sender {
             Input::Opened { entry, result } => self.opened(entry, result),
             Input::PackFilled { region, pack } => self.pack_filled(region, pack),
             Input::Exposed { region, result } => self.exposed(region, result),
-            Input::Hashed { entry, chunk, value } => {
+            Input::Hashed {
+                entry,
+                chunk,
+                value,
+            } => {
                 self.hashed(entry, chunk, value);
                 Ok(())
             }
             Input::Unexposed { region } => self.unexposed(region),
             Input::Checked { entry, same } => self.checked(entry, same),
-            Input::Rehashed { entry, chunk, result } => self.rehashed(entry, chunk, result),
+            Input::Rehashed {
+                entry,
+                chunk,
+                result,
+            } => self.rehashed(entry, chunk, result),
             Input::SourceFailed { entry, fault } => {
                 self.fail_entry(entry, fault);
                 Ok(())
@@ -182,21 +190,22 @@ impl Sender {
             // A grant of a file that failed over there and Finish passed each other.
             Message::Release(_) if matches!(self.stage, Stage::Finishing) => Ok(()),
             _ if matches!(self.stage, Stage::Finishing) => Err(protocol("more after Finish")),
-            Message::Credit { pages, region_bytes } => {
+            Message::Credit {
+                pages,
+                region_bytes,
+            } => {
                 self.pages_credit = self.pages_credit.saturating_add(pages);
                 self.credit.add(region_bytes);
                 Ok(())
             }
-            Message::Want(wants) => {
-                wants.into_iter().try_for_each(|(entry, wanted)| self.want(entry, &wanted))
-            }
+            Message::Want(wants) => wants
+                .into_iter()
+                .try_for_each(|(entry, wanted)| self.want(entry, &wanted)),
             Message::Recheck { entry, chunk } => self.recheck(entry, chunk),
-            Message::Release(regions) => {
-                regions.into_iter().try_for_each(|region| self.release(region))
-            }
-            Message::Close(entries) => {
-                entries.into_iter().try_for_each(|entry| self.close(entry))
-            }
+            Message::Release(regions) => regions
+                .into_iter()
+                .try_for_each(|region| self.release(region)),
+            Message::Close(entries) => entries.into_iter().try_for_each(|entry| self.close(entry)),
             Message::Settled(outcomes) => outcomes
                 .into_iter()
                 .try_for_each(|(entry, outcome)| self.settled(entry, outcome)),
@@ -277,13 +286,23 @@ impl Sender {
         }
         self.ledger.told += entries;
         self.last_page_sent = page.last;
-        let told = Event::Told { entries, bytes, last: page.last };
+        let told = Event::Told {
+            entries,
+            bytes,
+            last: page.last,
+        };
         self.outputs.push_back(Output::Event(told));
-        self.outputs.push_back(Output::Send(Message::Manifest(page)));
+        self.outputs
+            .push_back(Output::Send(Message::Manifest(page)));
     }
 
     fn note(&mut self, note: &Note) {
-        if let Note::Skipped { place, fault, failure } = note {
+        if let Note::Skipped {
+            place,
+            fault,
+            failure,
+        } = note
+        {
             if *failure {
                 self.ledger.fail(None, fault);
             } else {
@@ -309,7 +328,8 @@ impl Sender {
         }
         if self.moved > 0 {
             let bytes = std::mem::take(&mut self.moved);
-            self.outputs.push_back(Output::Event(Event::Moved { bytes }));
+            self.outputs
+                .push_back(Output::Event(Event::Moved { bytes }));
         }
     }
 
@@ -317,7 +337,8 @@ impl Sender {
         while !self.digests.is_empty() {
             let count = self.digests.len().min(DIGESTS_MAX);
             let batch = self.digests.drain(..count).collect();
-            self.outputs.push_back(Output::Send(Message::Digests(batch)));
+            self.outputs
+                .push_back(Output::Send(Message::Digests(batch)));
         }
     }
 
@@ -327,7 +348,10 @@ impl Sender {
     }
 
     fn job_done(&mut self) -> Result<(), Fault> {
-        self.jobs = self.jobs.checked_sub(1).ok_or_else(|| internal("a job ended twice"))?;
+        self.jobs = self
+            .jobs
+            .checked_sub(1)
+            .ok_or_else(|| internal("a job ended twice"))?;
         Ok(())
     }
 
@@ -350,8 +374,7 @@ impl Sender {
             return;
         }
         self.flush();
-        let Stage::Ending { fault, tell_peer } =
-            std::mem::replace(&mut self.stage, Stage::Ended)
+        let Stage::Ending { fault, tell_peer } = std::mem::replace(&mut self.stage, Stage::Ended)
         else {
             return;
         };
@@ -359,7 +382,8 @@ impl Sender {
             self.outputs.push_back(Output::Forget { entry });
         }
         if tell_peer {
-            self.outputs.push_back(Output::Send(Message::Failed(fault.clone())));
+            self.outputs
+                .push_back(Output::Send(Message::Failed(fault.clone())));
         }
         let ledger = std::mem::take(&mut self.ledger);
         self.outputs.push_back(Output::Failed { fault, ledger });
@@ -372,6 +396,7 @@ impl Sender {
         self.flush();
         self.stage = Stage::Ended;
         self.outputs.push_back(Output::Send(Message::Finished));
-        self.outputs.push_back(Output::Finished(std::mem::take(&mut self.ledger)));
+        self.outputs
+            .push_back(Output::Finished(std::mem::take(&mut self.ledger)));
     }
 }

@@ -50,9 +50,10 @@ impl Sender {
     /// The first small file that waits for a pack, and its listed length.
     fn next_small(&mut self) -> Option<(EntryId, u64)> {
         while let Some(&Reverse((entry, len))) = self.small.peek() {
-            let waits = self.entries.get(&entry).is_some_and(|record| {
-                !record.settled && matches!(record.state, State::Wanted(_))
-            });
+            let waits = self
+                .entries
+                .get(&entry)
+                .is_some_and(|record| !record.settled && matches!(record.state, State::Wanted(_)));
             if waits {
                 return Some((entry, len));
             }
@@ -91,13 +92,19 @@ impl Sender {
             // Nothing else holds credit: waiting would not help.
             return match self.credit.total() {
                 0 => Ok(false),
-                _ => Err(protocol("the region credit is below the size of a packed file")),
+                _ => Err(protocol(
+                    "the region credit is below the size of a packed file",
+                )),
             };
         }
         self.packs += 1;
         self.turn = Turn::Window;
         let region = self.add_region(Content::Pack(entries.clone()), capacity);
-        self.start_job(Output::FillPack { region, entries, capacity });
+        self.start_job(Output::FillPack {
+            region,
+            entries,
+            capacity,
+        });
         Ok(true)
     }
 
@@ -120,7 +127,14 @@ impl Sender {
             return Err(internal("a window was filled like a pack"));
         };
         let entries = std::mem::take(entries);
-        let FilledPack { len, keys, parts, digests, failed, left } = pack;
+        let FilledPack {
+            len,
+            keys,
+            parts,
+            digests,
+            failed,
+            left,
+        } = pack;
         for part in &parts {
             self.set_packed(part.entry);
         }
@@ -150,7 +164,13 @@ impl Sender {
             held.stage = RegionStage::Granted;
         }
         let lease_ms = self.options.lease_ms;
-        let grant = Grant { region, len, lease_ms, keys, parts };
+        let grant = Grant {
+            region,
+            len,
+            lease_ms,
+            keys,
+            parts,
+        };
         self.outputs.push_back(Output::Send(Message::Grant(grant)));
         self.digests.extend(digests);
         Ok(())
@@ -166,7 +186,9 @@ impl Sender {
 
     /// The file did not fit: it is served as a big one.
     fn unpack(&mut self, entry: EntryId) {
-        let Some(record) = self.entries.get_mut(&entry) else { return };
+        let Some(record) = self.entries.get_mut(&entry) else {
+            return;
+        };
         match std::mem::replace(&mut record.state, State::Failed) {
             State::Packing(remaining) => {
                 record.state = State::Wanted(remaining);
@@ -177,9 +199,14 @@ impl Sender {
     }
 
     fn check_packed(&self, entry: EntryId) -> Result<(), Fault> {
-        let left_out = self.entries.get(&entry).is_some_and(|record| {
-            matches!(record.state, State::Packing(_)) && !self.is_ending()
-        });
-        if left_out { Err(internal("a pack was filled without word of a file")) } else { Ok(()) }
+        let left_out = self
+            .entries
+            .get(&entry)
+            .is_some_and(|record| matches!(record.state, State::Packing(_)) && !self.is_ending());
+        if left_out {
+            Err(internal("a pack was filled without word of a file"))
+        } else {
+            Ok(())
+        }
     }
 }

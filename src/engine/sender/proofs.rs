@@ -80,19 +80,35 @@ impl Proofs {
         let before = before.map(|value| (self.first_chunk - 1, value));
         let values = (self.first_chunk..).zip(self.values.iter().copied());
         let values = values.filter_map(|(chunk, value)| Some((chunk, value?)));
-        let skip = if hole { self.values.len().saturating_sub(1) } else { 0 };
+        let skip = if hole {
+            self.values.len().saturating_sub(1)
+        } else {
+            0
+        };
         let all = before.into_iter().chain(values.skip(skip));
-        digests.extend(all.map(|(chunk, value)| ChunkDigest { entry, chunk, value }));
+        digests.extend(all.map(|(chunk, value)| ChunkDigest {
+            entry,
+            chunk,
+            value,
+        }));
     }
 
     /// SHA-256: the value before `chunk`.
     fn before(&mut self, chunk: u64) -> Option<[u8; 32]> {
-        if chunk == self.first_chunk { self.before } else { *self.slot(chunk.checked_sub(1)?)? }
+        if chunk == self.first_chunk {
+            self.before
+        } else {
+            *self.slot(chunk.checked_sub(1)?)?
+        }
     }
 
     /// Counts a doubt; `false` if there were too many.
     fn doubt(&mut self, chunk: u64) -> bool {
-        match self.doubts.iter_mut().find(|(doubted, _)| *doubted == chunk) {
+        match self
+            .doubts
+            .iter_mut()
+            .find(|(doubted, _)| *doubted == chunk)
+        {
             Some((_, count)) => {
                 *count += 1;
                 *count <= REPAIRS_MAX
@@ -118,8 +134,15 @@ impl Sender {
         } else if hash == HashKind::Blake3
             && let Some(region) = self.window_of(entry, chunk)
         {
-            match self.proofs(region).and_then(|proofs| proofs.tell(chunk, value)) {
-                None => self.digests.push(ChunkDigest { entry, chunk, value }),
+            match self
+                .proofs(region)
+                .and_then(|proofs| proofs.tell(chunk, value))
+            {
+                None => self.digests.push(ChunkDigest {
+                    entry,
+                    chunk,
+                    value,
+                }),
                 Some(first) if first != value => self.fail_entry(entry, changed()),
                 Some(_) => {}
             }
@@ -127,12 +150,18 @@ impl Sender {
     }
 
     fn hashed_ahead(&mut self, entry: EntryId, chunk: u64, value: [u8; 32]) {
-        let Some(file) = self.open_file(entry) else { return };
+        let Some(file) = self.open_file(entry) else {
+            return;
+        };
         file.hashed = Some((chunk, value));
         // At most a few windows, and none of them twice.
         for n in 0.. {
-            let Some(file) = self.open_file(entry) else { return };
-            let Some(&region) = file.windows.get(n) else { break };
+            let Some(file) = self.open_file(entry) else {
+                return;
+            };
+            let Some(&region) = file.windows.get(n) else {
+                break;
+            };
             if let Some(proofs) = self.proofs(region) {
                 proofs.tell(chunk, value);
                 proofs.tell_before(chunk, value);
@@ -145,7 +174,10 @@ impl Sender {
     fn window_of(&mut self, entry: EntryId, chunk: u64) -> Option<RegionId> {
         for n in 0.. {
             let region = *self.open_file(entry)?.windows.get(n)?;
-            if self.proofs(region).is_some_and(|proofs| proofs.holds(chunk)) {
+            if self
+                .proofs(region)
+                .is_some_and(|proofs| proofs.holds(chunk))
+            {
                 return Some(region);
             }
         }
@@ -153,7 +185,10 @@ impl Sender {
     }
 
     fn proofs(&mut self, region: RegionId) -> Option<&mut Proofs> {
-        self.regions.get_mut(&region)?.window_mut().map(|window| &mut window.proofs)
+        self.regions
+            .get_mut(&region)?
+            .window_mut()
+            .map(|window| &mut window.proofs)
     }
 
     pub(super) fn recheck(&mut self, entry: EntryId, chunk: u64) -> Result<(), Fault> {
@@ -166,12 +201,16 @@ impl Sender {
         }
         let region = self.window_of(entry, chunk);
         let granted = |region: &RegionId| {
-            self.regions.get(region).is_some_and(super::regions::Region::is_granted)
+            self.regions
+                .get(region)
+                .is_some_and(super::regions::Region::is_granted)
         };
         let Some(region) = region.filter(granted) else {
             return Err(protocol("a recheck of a chunk that is not granted"));
         };
-        let Some(proofs) = self.proofs(region) else { return Ok(()) };
+        let Some(proofs) = self.proofs(region) else {
+            return Ok(());
+        };
         let before = proofs.before(chunk);
         if !proofs.doubt(chunk) {
             return Err(protocol("a chunk is rechecked too often"));
@@ -179,7 +218,11 @@ impl Sender {
         if let Some(record) = self.entries.get_mut(&entry) {
             record.holders += 1;
         }
-        self.start_job(Output::Rehash { entry, chunk: ChunkIndex(chunk), before });
+        self.start_job(Output::Rehash {
+            entry,
+            chunk: ChunkIndex(chunk),
+            before,
+        });
         Ok(())
     }
 
@@ -204,11 +247,24 @@ impl Sender {
 
     /// The chunk reads as `value` now. If it did before, it was damaged on its way.
     fn compare(&mut self, entry: EntryId, chunk: u64, value: [u8; 32]) {
-        let Some(region) = self.window_of(entry, chunk) else { return };
-        let value = if self.options.hash == HashKind::None { [0; 32] } else { value };
-        match self.proofs(region).and_then(|proofs| proofs.tell(chunk, value)) {
+        let Some(region) = self.window_of(entry, chunk) else {
+            return;
+        };
+        let value = if self.options.hash == HashKind::None {
+            [0; 32]
+        } else {
+            value
+        };
+        match self
+            .proofs(region)
+            .and_then(|proofs| proofs.tell(chunk, value))
+        {
             Some(first) if first != value => self.fail_entry(entry, changed()),
-            _ => self.digests.push(ChunkDigest { entry, chunk, value }),
+            _ => self.digests.push(ChunkDigest {
+                entry,
+                chunk,
+                value,
+            }),
         }
     }
 }

@@ -34,12 +34,14 @@ impl Credit {
 
     /// What packs may take while files wait for windows: a quarter.
     pub(super) fn available_to_packs(&self) -> u64 {
-        self.available().min((self.total / 4).saturating_sub(self.packs))
+        self.available()
+            .min((self.total / 4).saturating_sub(self.packs))
     }
 
     /// What windows may take while files wait for packs: the rest.
     pub(super) fn available_to_windows(&self) -> u64 {
-        self.available().min((self.total - self.total / 4).saturating_sub(self.windows))
+        self.available()
+            .min((self.total - self.total / 4).saturating_sub(self.windows))
     }
 }
 
@@ -74,7 +76,11 @@ pub(super) enum Content {
 
 impl Region {
     pub(super) fn new(content: Content) -> Self {
-        Self { stage: RegionStage::Making, charged: 0, content }
+        Self {
+            stage: RegionStage::Making,
+            charged: 0,
+            content,
+        }
     }
 
     pub(super) fn is_granted(&self) -> bool {
@@ -111,7 +117,9 @@ impl Sender {
 
     /// From now on the region holds so much credit.
     pub(super) fn charge(&mut self, region: RegionId, bytes: u64) {
-        let Some(region) = self.regions.get_mut(&region) else { return };
+        let Some(region) = self.regions.get_mut(&region) else {
+            return;
+        };
         let account = match region.content {
             Content::Pack(_) => &mut self.credit.packs,
             Content::Window(_) => &mut self.credit.windows,
@@ -132,7 +140,9 @@ impl Sender {
 
     /// Nobody is to read the region any more.
     pub(super) fn withdraw(&mut self, region: RegionId) {
-        let Some(held) = self.regions.get_mut(&region) else { return };
+        let Some(held) = self.regions.get_mut(&region) else {
+            return;
+        };
         held.stage = RegionStage::Withdrawing;
         if let Some(entry) = held.window().map(|window| window.entry)
             && let Some(file) = self.open_file(entry)

@@ -62,8 +62,12 @@ impl Sender {
         let (total, idle) = (self.credit.total(), self.credit.in_use() == 0);
         // Four windows fill the credit: some are read while others are made ready.
         let most = (total / 4).clamp(size.bytes(), WINDOW_BYTES.max(size.bytes())) / size.bytes();
-        let Some(file) = self.open_file(entry) else { return Ok(false) };
-        let Some(next) = file.remaining.peek() else { return Ok(false) };
+        let Some(file) = self.open_file(entry) else {
+            return Ok(false);
+        };
+        let Some(next) = file.remaining.peek() else {
+            return Ok(false);
+        };
         let count = (next.end - next.start).min(most);
         let start = size.range(ChunkIndex(next.start), file.len).start;
         let end = size.range(ChunkIndex(next.start + count - 1), file.len).end;
@@ -80,8 +84,14 @@ impl Sender {
         if let Some((chunk, value)) = hashed {
             proofs.tell_before(chunk, value);
         }
-        let window =
-            Window { entry, range, last, keys: Vec::new(), extents: Vec::new(), proofs };
+        let window = Window {
+            entry,
+            range,
+            last,
+            keys: Vec::new(),
+            extents: Vec::new(),
+            proofs,
+        };
         let region = self.add_region(Content::Window(window), range.len());
         if let Some(record) = self.entries.get_mut(&entry) {
             record.holders += 1;
@@ -91,7 +101,12 @@ impl Sender {
         }
         self.turn = Turn::Pack;
         self.open.rotate_left(1);
-        self.start_job(Output::Expose { region, entry, range, file_len });
+        self.start_job(Output::Expose {
+            region,
+            entry,
+            range,
+            file_len,
+        });
         if hash == HashKind::Sha256 {
             let upto = ChunkIndex(next.start + count);
             self.outputs.push_back(Output::HashAhead { entry, upto });
@@ -154,18 +169,29 @@ impl Sender {
         let windows: [Option<RegionId>; WINDOWS_PER_FILE_MAX] =
             std::array::from_fn(|n| windows.get(n).copied());
         let granted = |region: &RegionId| {
-            self.regions.get(region).is_some_and(super::regions::Region::is_granted)
+            self.regions
+                .get(region)
+                .is_some_and(super::regions::Region::is_granted)
         };
-        windows.into_iter().flatten().find(|region| !granted(region))
+        windows
+            .into_iter()
+            .flatten()
+            .find(|region| !granted(region))
     }
 
     fn grant_window(&mut self, entry: EntryId, region: RegionId) {
         let hash = self.options.hash;
-        let Some(file) = self.open_file(entry) else { return };
+        let Some(file) = self.open_file(entry) else {
+            return;
+        };
         let (version, file_len) = (file.version, file.len);
-        let Some(held) = self.regions.get_mut(&region) else { return };
+        let Some(held) = self.regions.get_mut(&region) else {
+            return;
+        };
         held.stage = RegionStage::Granted;
-        let Some(window) = held.window_mut() else { return };
+        let Some(window) = held.window_mut() else {
+            return;
+        };
         let (range, last) = (window.range, window.last);
         let hole = window.extents.is_empty();
         let extents = window.extents.clone();
@@ -192,14 +218,20 @@ impl Sender {
             last,
             packed: false,
         };
-        let (len, keys) = if hole { (0, Vec::new()) } else { (range.len(), keys) };
+        let (len, keys) = if hole {
+            (0, Vec::new())
+        } else {
+            (range.len(), keys)
+        };
         self.send_grant(region, len, keys, part);
     }
 
     /// A file with nothing to read in it still gets its one grant.
     pub(super) fn grant_if_empty(&mut self, entry: EntryId) {
         let ending = self.is_ending();
-        let Some(file) = self.open_file(entry) else { return };
+        let Some(file) = self.open_file(entry) else {
+            return;
+        };
         if ending || !file.remaining.is_done() {
             return;
         }
@@ -222,7 +254,13 @@ impl Sender {
 
     fn send_grant(&mut self, region: RegionId, len: u64, keys: Vec<RegionKey>, part: GrantPart) {
         let lease_ms = self.options.lease_ms;
-        let grant = Grant { region, len, lease_ms, keys, parts: vec![part] };
+        let grant = Grant {
+            region,
+            len,
+            lease_ms,
+            keys,
+            parts: vec![part],
+        };
         self.outputs.push_back(Output::Send(Message::Grant(grant)));
     }
 }

@@ -10,6 +10,8 @@
 
 mod header;
 mod receive;
+#[cfg(test)]
+mod scripted;
 mod send;
 
 use std::collections::VecDeque;
@@ -24,6 +26,8 @@ use crate::transport::{LostReason, ReadRequest};
 pub use header::ConnectionKeys;
 use header::{Opener, Sealer};
 use receive::Inbound;
+#[cfg(test)]
+pub(crate) use scripted::Scripted;
 use send::{Outbound, Reply, Request};
 
 /// One data connection, either side of it.
