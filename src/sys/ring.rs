@@ -146,7 +146,16 @@ impl<F: AsFd> Ring<F> {
         if idle && !block {
             return Ok(());
         }
-        match self.ring.submit_and_wait(usize::from(block)) {
+        if block && !self.retired.is_empty() {
+            // The wait may be long: an idle lane must not hold sockets that have ended until then.
+            self.submit(0)?;
+        }
+        self.submit(usize::from(block))
+    }
+
+    /// Submits, waits for so many completions, and closes what no submission names any more.
+    fn submit(&mut self, wait_for: usize) -> io::Result<()> {
+        match self.ring.submit_and_wait(wait_for) {
             Ok(_) => {}
             // Interrupted, or completions must be taken first: the caller looks and comes back.
             Err(error) if matches!(error.raw_os_error(), Some(4 | 11 | 16)) => return Ok(()),

@@ -1,0 +1,270 @@
+//! A network that misbehaves on demand: a TCP proxy between `rdcp` and `rdcpd`.
+//!
+//! It knows of the protocol only that the first byte of a connection tells TLS (the control
+//! connection) from data connections. It can hold traffic back from a number of bytes on, cut
+//! connections, and damage payload: wherever the test's marker comes by on a data connection,
+//! a bit is flipped, so that nothing but payload is hit.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+
+use super::wait_for;
+
+/// Stands in the content of files whose transfer is to be damaged. Not likely anywhere else.
+pub(crate) const MARKER: &[u8; 16] = b"\x9e\xc1<damage me>\xf3\x1d\x80";
+/// The first byte of a TLS record that begins a connection: handshake.
+const TLS_HANDSHAKE: u8 = 22;
+/// Small, so that a gate closes about where it was told to.
+const PIECE_BYTES: usize = 16 << 10;
+
+/// Which connections are held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Data,
+    All,
+}
+
+/// The proxy. Its connections end when it is dropped.
+pub(crate) struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    target: SocketAddr,
+    gate: Mutex<Gate>,
+    changed: Condvar,
+    /// Bits still to be flipped.
+    flips: AtomicI64,
+    flipped: AtomicU64,
+    /// Bytes that came by on data connections.
+    data_bytes: AtomicU64,
+    data_connections: AtomicU64,
+    streams: Mutex<Vec<(Kind, TcpStream)>>,
+    ended: AtomicBool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Control,
+    Data,
+}
+
+/// Nothing of `scope` passes once `data_bytes_max` bytes have come by on data connections.
+struct Gate {
+    data_bytes_max: Option<u64>,
+    scope: Scope,
+    /// Somebody waits at it.
+    reached: bool,
+}
+
+impl Proxy {
+    /// A proxy in front of this address, which does no harm yet.
+    pub(crate) fn new(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port can be had");
+        let address = listener.local_addr().expect("it is bound");
+        let shared = Arc::new(Shared {
+            target,
+            gate: Mutex::new(Gate {
+                data_bytes_max: None,
+                scope: Scope::Data,
+                reached: false,
+            }),
+            changed: Condvar::new(),
+            flips: AtomicI64::new(0),
+            flipped: AtomicU64::new(0),
+            data_bytes: AtomicU64::new(0),
+            data_connections: AtomicU64::new(0),
+            streams: Mutex::new(Vec::new()),
+            ended: AtomicBool::new(false),
+        });
+        let accepting = Arc::clone(&shared);
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                if accepting.ended.load(Ordering::SeqCst) {
+                    break;
+                }
+                let shared = Arc::clone(&accepting);
+                // A connection that fails on either side simply ends on the other.
+                thread::spawn(move || drop(carry(&shared, stream)));
+            }
+        });
+        Self { address, shared }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `rdcp://proxy/rest`.
+    pub(crate) fn url(&self, rest: impl AsRef<std::ffi::OsStr>) -> std::ffi::OsString {
+        super::daemon::url(self.address, rest)
+    }
+
+    /// Flips a bit in each of the next `times` markers.
+    pub(crate) fn damage(self, times: u64) -> Self {
+        let times = i64::try_from(times).unwrap_or(i64::MAX);
+        self.shared.flips.store(times, Ordering::SeqCst);
+        self
+    }
+
+    /// Holds back everything of `scope` from the first `data_bytes_max` on.
+    pub(crate) fn hold_after(self, data_bytes_max: u64, scope: Scope) -> Self {
+        self.set_gate(Some(data_bytes_max), scope);
+        self
+    }
+
+    /// Waits until something is held back.
+    #[track_caller]
+    pub(crate) fn wait_held(&self) {
+        wait_for("the proxy holds something back", || {
+            self.shared.gate.lock().unwrap().reached.then_some(())
+        });
+    }
+
+    /// Lets everything pass from now on.
+    pub(crate) fn release(&self) {
+        self.set_gate(None, Scope::Data);
+    }
+
+    fn set_gate(&self, data_bytes_max: Option<u64>, scope: Scope) {
+        *self.shared.gate.lock().unwrap() = Gate {
+            data_bytes_max,
+            scope,
+            reached: false,
+        };
+        self.shared.changed.notify_all();
+    }
+
+    /// Ends all connections of the kind that is open now, and none that comes later.
+    pub(crate) fn cut(&self, scope: Scope) {
+        self.shared
+            .streams
+            .lock()
+            .unwrap()
+            .retain(|(kind, stream)| {
+                let hit = scope == Scope::All || *kind == Kind::Data;
+                if hit {
+                    // It fails if the connection has ended by itself.
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                !hit
+            });
+    }
+
+    pub(crate) fn flipped(&self) -> u64 {
+        self.shared.flipped.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.shared.data_bytes.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn data_connections(&self) -> u64 {
+        self.shared.data_connections.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::SeqCst);
+        self.release();
+        self.cut(Scope::All);
+        // Wakes the accepting thread, which then sees that it is to end.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+fn carry(shared: &Arc<Shared>, mut client: TcpStream) -> std::io::Result<()> {
+    let mut first = [0];
+    client.read_exact(&mut first)?;
+    let kind = if first[0] == TLS_HANDSHAKE {
+        Kind::Control
+    } else {
+        shared.data_connections.fetch_add(1, Ordering::SeqCst);
+        Kind::Data
+    };
+    let mut server = TcpStream::connect(shared.target)?;
+    for stream in [&client, &server] {
+        stream.set_nodelay(true)?;
+        shared
+            .streams
+            .lock()
+            .unwrap()
+            .push((kind, stream.try_clone()?));
+    }
+    server.write_all(&first)?;
+    let (back_from, back_to) = (server.try_clone()?, client.try_clone()?);
+    let back = Arc::clone(shared);
+    thread::spawn(move || pump(&back, kind, back_from, back_to));
+    pump(shared, kind, client, server);
+    Ok(())
+}
+
+/// Carries one direction to its end, and hands the end on.
+fn pump(shared: &Shared, kind: Kind, mut from: TcpStream, mut to: TcpStream) {
+    let mut piece = [0; PIECE_BYTES];
+    loop {
+        shared.wait_at_gate(kind);
+        let Ok(len @ 1..) = from.read(&mut piece) else {
+            break;
+        };
+        let piece = &mut piece[..len];
+        if kind == Kind::Data {
+            shared.data_bytes.fetch_add(len as u64, Ordering::SeqCst);
+            shared.damage(piece);
+        }
+        // What was read before the gate closed waits too.
+        shared.wait_at_gate(kind);
+        if to.write_all(piece).is_err() {
+            break;
+        }
+    }
+    // Both fail if the other direction has ended the connections.
+    let _ = to.shutdown(Shutdown::Write);
+    let _ = from.shutdown(Shutdown::Read);
+}
+
+impl Shared {
+    fn wait_at_gate(&self, kind: Kind) {
+        let mut gate = self.gate.lock().unwrap();
+        while gate
+            .data_bytes_max
+            .is_some_and(|max| self.data_bytes.load(Ordering::SeqCst) >= max)
+            && (gate.scope == Scope::All || kind == Kind::Data)
+        {
+            gate.reached = true;
+            gate = self.changed.wait(gate).unwrap();
+        }
+    }
+
+    fn damage(&self, piece: &mut [u8]) {
+        if self.flips.load(Ordering::SeqCst) <= 0 {
+            return;
+        }
+        let mut at = 0;
+        while let Some(found) = piece[at..]
+            .windows(MARKER.len())
+            .position(|window| window == MARKER)
+        {
+            if self.flips.fetch_sub(1, Ordering::SeqCst) <= 0 {
+                return;
+            }
+            piece[at + found] ^= 1;
+            self.flipped.fetch_add(1, Ordering::SeqCst);
+            at += found + MARKER.len();
+        }
+    }
+}
+
+/// Content with markers in it, at least one in every 4 KiB.
+pub(crate) fn marked_content(len: usize, seed: u64) -> Vec<u8> {
+    let mut content = super::tree::Random::new(seed).bytes(len);
+    for start in (0..len.saturating_sub(MARKER.len())).step_by(1 << 10) {
+        content[start..start + MARKER.len()].copy_from_slice(MARKER);
+    }
+    content
+}
