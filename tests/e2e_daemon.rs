@@ -554,6 +554,7 @@ fn sigterm_does_not_wait_for_ever() {
 fn its_host_key_outlives_it() {
     let world = World::new();
     world.write("export/file", "content");
+    let host = common::own_loopback_address(1);
     for number in 0..2 {
         let mut export = OsString::from("data=");
         export.push(world.path("export"));
@@ -561,14 +562,16 @@ fn its_host_key_outlives_it() {
             "--export".into(),
             export,
             "--listen".into(),
-            "127.83.7.2:20471".into(),
+            format!("{host}:20471").into(),
         ]);
         let pull = if number == 0 {
             world.rdcp("pull")
         } else {
             world.bare("pull")
         };
-        pull.args(["127.83.7.2:/data/file", "copy"]).run().ok();
+        pull.args([&format!("{host}:/data/file"), "copy"])
+            .run()
+            .ok();
         daemon.signal(Signal::TERM);
         assert!(daemon.wait().success());
     }

@@ -563,12 +563,12 @@ fn all_forms_of_addresses() {
     word.push(":rw");
     world.write("export/a b/c%d:e", "1");
     world.write("local/./up:load", "2");
-    // An address of the loopback net that nothing else is likely to use, with the default port.
+    let host = common::own_loopback_address(2);
     let daemon = world.serve_as(&[
         "--export".into(),
         word,
         "--listen".into(),
-        "127.83.7.1:20471".into(),
+        format!("{host}:20471").into(),
         "--listen".into(),
         "[::1]:0".into(),
     ]);
@@ -586,9 +586,9 @@ fn all_forms_of_addresses() {
     });
     let v6 = v6.port();
     for (number, remote) in [
-        "127.83.7.1:/data/a b/c%d:e".to_owned(),
-        "rdcp://127.83.7.1/data/a%20b/c%25d:e".to_owned(),
-        "rdcp://127.83.7.1:20471/data/a%20b/c%25d%3ae".to_owned(),
+        format!("{host}:/data/a b/c%d:e"),
+        format!("rdcp://{host}/data/a%20b/c%25d:e"),
+        format!("rdcp://{host}:20471/data/a%20b/c%25d%3ae"),
         format!("rdcp://[::1]:{v6}/data/a%20b/c%25d:e"),
         format!("RDCP://[::1]:{v6}//data/./a%20b//c%25d:e"),
     ]
@@ -608,13 +608,13 @@ fn all_forms_of_addresses() {
     }
     world
         .rdcp("push")
-        .args(["./up:load", "127.83.7.1:/data/"])
+        .args(["./up:load", &format!("{host}:/data/")])
         .run()
         .ok();
     assert_eq!(world.read("export/up:load"), b"2");
     world
         .rdcp("cp")
-        .args(["./up:load", "127.83.7.1:/data/second"])
+        .args(["./up:load", &format!("{host}:/data/second")])
         .run()
         .ok();
     assert_eq!(world.read("export/second"), b"2");

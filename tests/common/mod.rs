@@ -70,3 +70,11 @@ pub(crate) fn is_root(what: &str) -> bool {
 pub(crate) fn name(bytes: &[u8]) -> &std::ffi::OsStr {
     std::os::unix::ffi::OsStrExt::from_bytes(bytes)
 }
+
+/// An address of the loopback net that no other run of the tests uses, so that the default port
+/// is free there.
+pub(crate) fn own_loopback_address(test: u8) -> std::net::Ipv4Addr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    // 127.255.255.255 is the net's broadcast address.
+    std::net::Ipv4Addr::new(127, 80 + test, high, low)
+}
