@@ -18,8 +18,9 @@ use std::fmt;
 use std::io;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 
@@ -59,6 +60,9 @@ pub struct LaneOptions {
     pub memory_bytes: usize,
     /// Do without io_uring even where it may be used. So does the environment's `RDCP_NO_URING=1`.
     pub force_readiness: bool,
+    /// How long a peer may take to fill a slot while other connections wait for one; then it loses
+    /// its connection. Default 10 s: a megabyte in that time is slower than any network this is for.
+    pub landing_patience: Duration,
 }
 
 impl Default for LaneOptions {
@@ -67,6 +71,7 @@ impl Default for LaneOptions {
             lanes: None,
             memory_bytes: 64 << 20,
             force_readiness: false,
+            landing_patience: Duration::from_secs(10),
         }
     }
 }
@@ -97,6 +102,8 @@ struct Shared {
 struct LaneHandle {
     commands: Sender<Command>,
     waker: Arc<Waker>,
+    /// A connection of the lane waits for a landing slot.
+    starving: Arc<AtomicBool>,
 }
 
 impl LaneHandle {
@@ -126,14 +133,14 @@ impl Lanes {
         }
         let threads = Mutex::new(threads);
         let connection_next = AtomicU64::new(1);
-        Ok(Self {
-            shared: Arc::new(Shared {
-                lanes,
-                threads,
-                reactor,
-                connection_next,
-            }),
-        })
+        let shared = Arc::new(Shared {
+            lanes,
+            threads,
+            reactor,
+            connection_next,
+        });
+        remind(Arc::downgrade(&shared), options.landing_patience)?;
+        Ok(Self { shared })
     }
 
     /// How many there are.
@@ -248,6 +255,29 @@ impl fmt::Debug for DataConnection {
     }
 }
 
+/// Starts the thread that reminds starving lanes to look for peers that keep slots without filling
+/// them: lanes have no clock of their own, and one that waits is not woken by peers that do nothing.
+/// It ends soon after the lanes.
+fn remind(shared: Weak<Shared>, patience: Duration) -> io::Result<()> {
+    let pause = (patience / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
+    std::thread::Builder::new()
+        .name("rdcp-reminder".to_owned())
+        .spawn(move || {
+            loop {
+                std::thread::sleep(pause);
+                let Some(shared) = shared.upgrade() else {
+                    return;
+                };
+                for lane in &shared.lanes {
+                    if lane.starving.load(Ordering::Relaxed) {
+                        lane.tell(Command::Reclaim);
+                    }
+                }
+            }
+        })?;
+    Ok(())
+}
+
 fn default_count() -> usize {
     std::thread::available_parallelism()
         .map_or(1, usize::from)
@@ -288,6 +318,8 @@ fn start_lane(
     let pools = make_pools(options.memory_bytes / count, &waker);
     let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
     let thread_waker = Arc::clone(&waker);
+    let starving = Arc::new(AtomicBool::new(false));
+    let (thread_starving, patience) = (Arc::clone(&starving), options.landing_patience);
     let thread = std::thread::Builder::new()
         .name(format!("rdcp-lane-{index}"))
         .spawn(move || {
@@ -295,7 +327,9 @@ fn start_lane(
             match make_reactor(&thread_waker, uring) {
                 Ok((reactor, fell_back)) => {
                     let _ = ready.send(Ok(fell_back));
-                    Worker::new(received, thread_waker, reactor, pools).run();
+                    let mut worker = Worker::new(received, thread_waker, reactor, pools);
+                    worker.watch_starvation(thread_starving, patience);
+                    worker.run();
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -305,7 +339,12 @@ fn start_lane(
     let fell_back = is_ready
         .recv()
         .map_err(|_| io::Error::other("a lane did not start"))??;
-    Ok((LaneHandle { commands, waker }, thread, fell_back))
+    let lane = LaneHandle {
+        commands,
+        waker,
+        starving,
+    };
+    Ok((lane, thread, fell_back))
 }
 
 type AnyReactor = Box<dyn Reactor<LaneFile>>;

@@ -54,6 +54,7 @@ fn conformance(force_readiness: bool) {
     detached_with_fetches(&bench);
     a_peer_that_never_reads(&bench);
     peers_that_never_read_do_not_use_up_slots(force_readiness);
+    peers_that_never_finish_do_not_keep_slots(force_readiness);
     many_connections(&bench);
     deliveries_leave_slots_for_others(&bench);
     both_directions_at_once(&bench);
@@ -852,6 +853,7 @@ fn peers_that_never_read_do_not_use_up_slots(force_readiness: bool) {
         lanes: Some(1),
         memory_bytes: 0,
         force_readiness,
+        ..LaneOptions::default()
     };
     let (sender, receiver) = (
         Lanes::start(&options).unwrap(),
@@ -881,6 +883,59 @@ fn peers_that_never_read_do_not_use_up_slots(force_readiness: bool) {
         }
         assert!(arrived == content);
     }
+}
+
+fn peers_that_never_finish_do_not_keep_slots(force_readiness: bool) {
+    // The smallest lane: its landing slots are fewer than the peers that never finish a reply.
+    let options = LaneOptions {
+        lanes: Some(1),
+        memory_bytes: 0,
+        force_readiness,
+        landing_patience: Duration::from_millis(100),
+    };
+    let (sender, receiver) = (
+        Lanes::start(&options).unwrap(),
+        Lanes::start(&options).unwrap(),
+    );
+    let bench = Bench { sender, receiver };
+    let stuck: Vec<_> = (0..SLOTS_MIN * 3)
+        .map(|token| {
+            let (near, heard, mut far) = bench.receiver_of_raw();
+            near.fetch(Fetch {
+                token: token as u64,
+                remote: KEY,
+                offset: 0,
+                len: 200_000,
+                hash: HashPlan::None,
+                store: Store::Discard,
+            });
+            let mut peer = crate::transport::tcp::Scripted::new(&far_keys());
+            far.read_exact(&mut [0; 64]).unwrap();
+            far.write_all(&peer.data(0, 0, 200_000, true)).unwrap();
+            far.write_all(&noise(1000)).unwrap();
+            (near, heard, far)
+        })
+        .collect();
+    let content = noise(8 << 20);
+    let link = bench.link(0);
+    expose_content(&link.regions, &content, None);
+    copy_and_compare(&link, &content, ChunkSize::DEFAULT, |file| Plain {
+        file,
+        direct: None,
+    });
+    // At least as many had to go as were in the way.
+    let ended = stuck.iter().filter(|(_, heard, _)| {
+        heard.try_iter().any(|event| {
+            matches!(
+                event,
+                LaneEvent::ConnectionLost {
+                    reason: LostReason::Stalled,
+                    ..
+                }
+            )
+        })
+    });
+    assert!(ended.count() > SLOTS_MIN);
 }
 
 fn many_connections(bench: &Bench) {

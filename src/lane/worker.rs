@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, TryRecvError};
 
@@ -42,6 +43,8 @@ pub(super) enum Command {
         fetch: Fetch,
         ticket: Ticket,
     },
+    /// Connections have waited for landing slots for a while: look who keeps them.
+    Reclaim,
     Shutdown,
 }
 
@@ -102,6 +105,9 @@ pub(super) struct Worker {
     starved: Vec<Token>,
     /// Counts rounds: the age of a blockage.
     round: u64,
+    /// Told to the lane's reminder: somebody waits for a landing slot.
+    starving: Arc<AtomicBool>,
+    landing_patience: Duration,
 }
 
 /// A connection with all that its turns need.
@@ -148,10 +154,19 @@ impl Worker {
             runnable: VecDeque::new(),
             starved: Vec::new(),
             round: 0,
+            starving: Arc::default(),
+            landing_patience: Duration::MAX,
         }
     }
 
     /// Works until told to shut down, or until nobody is left to tell.
+    /// Has `starving` say whether connections wait for landing slots, and gives peers `patience` to
+    /// fill those that they have while it does.
+    pub(super) fn watch_starvation(&mut self, starving: Arc<AtomicBool>, patience: Duration) {
+        self.starving = starving;
+        self.landing_patience = patience;
+    }
+
     pub(super) fn run(mut self) {
         let mut events = Vec::new();
         while self.take_commands() {
@@ -192,6 +207,7 @@ impl Worker {
                 }) => {
                     self.take_fetch(connection, fetch, ticket);
                 }
+                Ok(Command::Reclaim) => self.reclaim_landing(),
                 Ok(Command::Shutdown) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => break,
             }
@@ -333,6 +349,7 @@ impl Worker {
         if !self.pools.returned.swap(false, Ordering::SeqCst) {
             return;
         }
+        self.starving.store(false, Ordering::Relaxed);
         for token in std::mem::take(&mut self.starved) {
             if let Some(attached) = self.connections.get_mut(&token) {
                 attached.is_starved = false;
@@ -355,7 +372,10 @@ impl Worker {
             };
             match connection.receive(&mut desk, TURN_BYTES) {
                 Ok(Turn::WouldBlock) => self.arm(token, Interest::Readable),
-                Ok(Turn::NoSlot) => self.starve(token),
+                Ok(Turn::NoSlot) => {
+                    self.starve(token);
+                    self.starving.store(true, Ordering::Relaxed);
+                }
                 Ok(Turn::Again | Turn::Idle) => again = true,
                 Err(reason) => return self.end(token, reason),
             }
@@ -448,6 +468,23 @@ impl Worker {
             .into_iter()
             .find_map(|attached| attached.connection.yield_slot());
         drop(slot);
+    }
+
+    /// Ends the connection that has kept a landing slot for longest without filling it, if that is
+    /// longer than peers have for it. Its fetches go on over others; a slot comes back.
+    fn reclaim_landing(&mut self) {
+        if self.starved.is_empty() {
+            return;
+        }
+        let kept = self
+            .connections
+            .iter()
+            .filter_map(|(token, attached)| Some((attached.connection.landing_since()?, *token)));
+        if let Some((since, token)) = kept.min()
+            && since.elapsed() >= self.landing_patience
+        {
+            self.end(token, LostReason::Stalled);
+        }
     }
 
     fn end(&mut self, token: Token, reason: LostReason) {

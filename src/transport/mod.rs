@@ -62,6 +62,8 @@ pub enum LostReason {
     Io(io::Error),
     /// The peer broke the protocol, in this way.
     Protocol(&'static str),
+    /// The peer left a reply unfinished for long, while others waited for the memory it took.
+    Stalled,
     /// This end detached it.
     Detached,
     /// The lane ended.
@@ -74,6 +76,7 @@ impl fmt::Display for LostReason {
             Self::Closed => f.write_str("the peer closed the data connection"),
             Self::Io(error) => write!(f, "the data connection broke: {error}"),
             Self::Protocol(what) => write!(f, "the peer broke the protocol: {what}"),
+            Self::Stalled => f.write_str("the peer did not finish a reply"),
             Self::Detached => f.write_str("the data connection was given up"),
             Self::Shutdown => f.write_str("this end is shutting down"),
         }

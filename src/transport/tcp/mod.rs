@@ -18,6 +18,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use crate::limits::READS_PER_CONNECTION_MAX;
 use crate::memory::Slot;
@@ -43,6 +44,8 @@ pub(crate) struct Connection {
     untold: usize,
     request_next: u64,
     landing: Option<Slot>,
+    /// When the slot was taken, while there is one.
+    landing_since: Instant,
     inbound: Inbound,
 
     // As the one who is read.
@@ -73,6 +76,7 @@ impl Connection {
             untold: 0,
             request_next: 0,
             landing: None,
+            landing_since: Instant::now(),
             inbound: Inbound::default(),
             requests: VecDeque::with_capacity(READS_PER_CONNECTION_MAX),
             reply: None,
@@ -95,6 +99,11 @@ impl Connection {
         });
         self.request_next += 1;
         self.untold += 1;
+    }
+
+    /// Since when a reply has been landing in a slot, if one has.
+    pub(crate) fn landing_since(&self) -> Option<Instant> {
+        self.landing.as_ref().map(|_| self.landing_since)
     }
 
     /// The socket, to be armed.

@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSliceMut, Read};
 use std::ops::Range;
+use std::time::Instant;
 
 use super::header::{HEADER_BYTES, Header, Message};
 use super::send::Request;
@@ -48,6 +49,7 @@ impl Connection {
                 if self.landing.is_none() {
                     return Ok(Turn::NoSlot);
                 }
+                self.landing_since = Instant::now();
             }
             match self.receive_once() {
                 Ok(0) => return Err(LostReason::Closed),
