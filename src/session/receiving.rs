@@ -50,6 +50,9 @@ struct Driver {
     chunk: ChunkSize,
     engine: Receiver,
     watch: Watch,
+    /// The session is over, which counts only after what was said before has been acted on: the
+    /// last words of a run and those of its session often come together.
+    over: Option<Fault>,
     results: mpsc::UnboundedSender<Done>,
     files: HashMap<EntryId, File>,
     /// Fetches on lanes, by the number that the lane knows each by.
@@ -118,6 +121,7 @@ impl Receiving {
             chunk: self.options.chunk,
             engine,
             watch: self.watch,
+            over: None,
             results,
             files: HashMap::new(),
             fetches: HashMap::new(),
@@ -132,6 +136,10 @@ impl Receiving {
         loop {
             if let Some(ended) = driver.carry_out().await {
                 return ended;
+            }
+            if let Some(fault) = driver.over.take() {
+                driver.cancel(fault);
+                continue;
             }
             tokio::select! {
                 biased;
@@ -177,7 +185,10 @@ impl Driver {
             Inbound::Message(message) => Input::Message(message),
             Inbound::LaneUp(lane) => Input::LaneUp { lane, rail: 0 },
             Inbound::LaneDown(lane) => Input::LaneDown { lane },
-            Inbound::Over(fault) => return self.cancel(fault),
+            Inbound::Over(fault) => {
+                self.over = Some(fault);
+                return;
+            }
             Inbound::Lane(LaneEvent::Landed { token, result }) => {
                 let Some(input) = self.landed(token, result) else {
                     return;

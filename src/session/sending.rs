@@ -49,6 +49,9 @@ struct Driver {
     chunk: ChunkSize,
     engine: Sender,
     watch: Watch,
+    /// The session is over, which counts only after what was said before has been acted on: the
+    /// last words of a run and those of its session often come together.
+    over: Option<Fault>,
     results: mpsc::UnboundedSender<Done>,
     files: HashMap<EntryId, Open>,
     /// Memory of packs that all transfers share.
@@ -105,6 +108,7 @@ impl Sending {
             chunk: self.options.chunk,
             engine: Sender::new(self.options),
             watch: self.watch,
+            over: None,
             results,
             files: HashMap::new(),
             packs: self.machinery.packs,
@@ -114,6 +118,10 @@ impl Sending {
         loop {
             if let Some(ended) = driver.carry_out().await {
                 return ended;
+            }
+            if let Some(fault) = driver.over.take() {
+                driver.cancel(fault);
+                continue;
             }
             tokio::select! {
                 biased;
@@ -157,7 +165,10 @@ impl Driver {
             // The server took the request; the engine hears from its peer itself.
             Inbound::Message(Message::Opened) => return,
             Inbound::Message(message) => Input::Message(message),
-            Inbound::Over(fault) => return self.cancel(fault),
+            Inbound::Over(fault) => {
+                self.over = Some(fault);
+                return;
+            }
             // The receiver alone chooses lanes.
             Inbound::LaneUp(_) | Inbound::LaneDown(_) => return,
             Inbound::Lane(event) => match event {

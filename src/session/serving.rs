@@ -314,8 +314,10 @@ async fn session(
     };
     tracing::info!(session = %id, reason = %fault.text.escape_debug(), "session ended");
     peer.close(&fault);
-    drop(left);
+    // The last words are on their way before the session counts as gone: a server that ends waits
+    // for them.
     control.writer.close().await;
+    drop(left);
 }
 
 /// Enters a session in the table, so that its data connections are known from the welcome on. Says
