@@ -81,7 +81,7 @@ impl Export {
 pub struct ServerLimits {
     /// Sessions at once. Default 1024: an idle one costs some tens of KiB.
     pub sessions_max: usize,
-    /// Connections whose handshake is not done. Default 256.
+    /// Connections whose handshake is not done. Default 1024.
     pub handshakes_max: usize,
     /// Data connections of one session. Default 16.
     pub data_connections_max: u16,
@@ -102,7 +102,7 @@ impl Default for ServerLimits {
     fn default() -> Self {
         Self {
             sessions_max: 1024,
-            handshakes_max: 256,
+            handshakes_max: 1024,
             data_connections_max: 16,
             transfers_max: 64,
         }

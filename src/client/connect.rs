@@ -248,7 +248,7 @@ async fn read(mut reader: TlsReader, peer: Arc<Peer>, writer: ControlWriter, pul
         pulse.heard();
         if envelope.transfer == TransferId::NONE {
             match envelope.message {
-                Message::Ping { nonce } => peer.say(TransferId::NONE, Message::Pong { nonce }),
+                Message::Ping { nonce } => peer.pong(nonce),
                 Message::Pong { nonce } => pulse.answered(nonce),
                 Message::Goodbye(fault) => break fault,
                 _ => break Fault::new(FaultCode::Protocol, "the server spoke out of turn"),

@@ -6,7 +6,9 @@
 use std::collections::HashMap;
 
 use crate::ids::EntryId;
-use crate::manifest::{EntryKind, Item, Note, Place};
+use crate::limits::{DEPTH_MAX, PATH_BYTES_MAX};
+use crate::manifest::{Entry, EntryKind, Item, Note, Place};
+use crate::wire::{Fault, FaultCode};
 
 /// The names of the entries under way.
 #[derive(Debug, Default)]
@@ -14,6 +16,8 @@ pub(crate) struct Names {
     /// What each root is called, by its number.
     roots: Vec<Vec<u8>>,
     known: HashMap<EntryId, Known>,
+    /// Directories whose end was not told yet.
+    open_directories: usize,
 }
 
 #[derive(Debug)]
@@ -34,43 +38,63 @@ impl Names {
         Self {
             roots,
             known: HashMap::new(),
+            open_directories: 0,
         }
     }
 
     /// Learns what a page tells.
-    pub(crate) fn learn(&mut self, items: &[Item]) {
+    ///
+    /// # Errors
+    /// An entry that lies in no open directory, or more directories open at once than a tree can be
+    /// deep: an honest walk ends each directory before it tells the next beside it.
+    pub(crate) fn learn(&mut self, items: &[Item]) -> Result<(), Fault> {
         for item in items {
             match item {
-                Item::Entry(entry) => {
-                    if let Place::In(parent, _) = &entry.place
-                        && let Some(parent) = self.known.get_mut(parent)
-                    {
-                        parent.children += 1;
-                    }
-                    let (len, is_file) = match entry.kind {
-                        EntryKind::File { len, .. } => (len, true),
-                        _ => (0, false),
-                    };
-                    let known = Known {
-                        place: entry.place.clone(),
-                        len,
-                        is_file,
-                        children: 0,
-                        over: false,
-                        is_directory: matches!(entry.kind, EntryKind::Directory),
-                        ended: false,
-                    };
-                    self.known.insert(entry.id, known);
-                }
+                Item::Entry(entry) => self.learn_entry(entry)?,
                 Item::Note(Note::DirectoryEnd { directory, .. }) => {
-                    if let Some(known) = self.known.get_mut(directory) {
+                    if let Some(known) = self.known.get_mut(directory)
+                        && known.is_directory
+                        && !known.ended
+                    {
                         known.ended = true;
+                        self.open_directories -= 1;
                     }
                     self.sweep(*directory);
                 }
                 Item::Note(_) => {}
             }
         }
+        Ok(())
+    }
+
+    fn learn_entry(&mut self, entry: &Entry) -> Result<(), Fault> {
+        let protocol = |text: &str| Err(Fault::new(FaultCode::Protocol, text));
+        if let Place::In(parent, _) = &entry.place {
+            match self.known.get_mut(parent) {
+                Some(parent) if parent.is_directory && !parent.ended => parent.children += 1,
+                _ => return protocol("the manifest tells an entry outside of its directory"),
+            }
+        }
+        let (len, is_file) = match entry.kind {
+            EntryKind::File { len, .. } => (len, true),
+            _ => (0, false),
+        };
+        let is_directory = matches!(entry.kind, EntryKind::Directory);
+        self.open_directories += usize::from(is_directory);
+        if self.open_directories > DEPTH_MAX + 1 {
+            return protocol("the manifest leaves more directories open than a tree is deep");
+        }
+        let known = Known {
+            place: entry.place.clone(),
+            len,
+            is_file,
+            children: 0,
+            over: false,
+            is_directory,
+            ended: false,
+        };
+        self.known.insert(entry.id, known);
+        Ok(())
     }
 
     /// The path of an entry: its root's name and the names below it, joined by `/`.
@@ -81,11 +105,17 @@ impl Names {
         }
     }
 
-    /// The path of a place.
+    /// The path of a place. Of one that is longer than paths are, only the end.
     pub(crate) fn path_of_place(&self, place: &Place) -> Vec<u8> {
         let mut parts: Vec<&[u8]> = Vec::new();
+        let mut bytes = 0;
         let mut place = place;
         loop {
+            if bytes > PATH_BYTES_MAX {
+                parts.push(b"...");
+                break;
+            }
+            bytes += parts.last().map_or(0, |part| part.len() + 1);
             match place {
                 Place::In(parent, name) => {
                     parts.push(name.as_bytes());
@@ -152,7 +182,7 @@ impl Names {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::{Entry, Metadata, Name};
+    use crate::manifest::{Metadata, Name};
 
     fn entry(id: u64, place: Place, kind: EntryKind) -> Item {
         Item::Entry(Entry {
@@ -170,18 +200,20 @@ mod tests {
     #[test]
     fn paths_join_names_and_settled_branches_are_dropped() {
         let mut names = Names::new(vec![b"top".to_vec()]);
-        names.learn(&[
-            entry(0, Place::Root(0), EntryKind::Directory),
-            entry(1, inside(0, "a"), EntryKind::Directory),
-            entry(
-                2,
-                inside(1, "f"),
-                EntryKind::File {
-                    len: 7,
-                    linked: false,
-                },
-            ),
-        ]);
+        names
+            .learn(&[
+                entry(0, Place::Root(0), EntryKind::Directory),
+                entry(1, inside(0, "a"), EntryKind::Directory),
+                entry(
+                    2,
+                    inside(1, "f"),
+                    EntryKind::File {
+                        len: 7,
+                        linked: false,
+                    },
+                ),
+            ])
+            .unwrap();
         assert_eq!(names.path(EntryId(2)), b"top/a/f");
         assert_eq!(names.len(EntryId(2)), 7);
         for id in 0..3 {
@@ -193,8 +225,61 @@ mod tests {
                 directory: EntryId(id),
                 complete: true,
             };
-            names.learn(&[Item::Note(end)]);
+            names.learn(&[Item::Note(end)]).unwrap();
         }
         assert!(names.known.is_empty());
+    }
+
+    #[test]
+    fn manifests_that_no_walk_makes_are_refused() {
+        let learn = |items: &[Item]| Names::new(vec![b"top".to_vec()]).learn(items);
+        let file = || EntryKind::File {
+            len: 1,
+            linked: false,
+        };
+        let top = || entry(0, Place::Root(0), EntryKind::Directory);
+        assert!(learn(&[entry(5, inside(5, "itself"), EntryKind::Directory)]).is_err());
+        assert!(learn(&[entry(5, inside(9, "later"), file())]).is_err());
+        assert!(
+            learn(&[
+                entry(0, Place::Root(0), file()),
+                entry(1, inside(0, "x"), file())
+            ])
+            .is_err()
+        );
+        let end = Note::DirectoryEnd {
+            directory: EntryId(0),
+            complete: true,
+        };
+        assert!(learn(&[top(), Item::Note(end), entry(1, inside(0, "x"), file())]).is_err());
+        let mut deep = vec![top()];
+        for id in 1..=DEPTH_MAX as u64 {
+            deep.push(entry(id, inside(id - 1, "d"), EntryKind::Directory));
+        }
+        learn(&deep).unwrap();
+        let id = DEPTH_MAX as u64 + 1;
+        deep.push(entry(id, inside(id - 1, "d"), EntryKind::Directory));
+        assert!(learn(&deep).is_err());
+        // Side by side without an end is as bad.
+        let wide = |id| entry(id, inside(0, &format!("d{id}")), EntryKind::Directory);
+        let wide: Vec<_> = [top()].into_iter().chain((1..=id).map(wide)).collect();
+        assert!(learn(&wide).is_err());
+    }
+
+    #[test]
+    fn paths_longer_than_paths_are_cut() {
+        let mut names = Names::new(vec![b"top".to_vec()]);
+        let name = "n".repeat(255);
+        names
+            .learn(&[entry(0, Place::Root(0), EntryKind::Directory)])
+            .unwrap();
+        for id in 1..100 {
+            names
+                .learn(&[entry(id, inside(id - 1, &name), EntryKind::Directory)])
+                .unwrap();
+        }
+        let path = names.path(EntryId(99));
+        assert!(path.starts_with(b".../") && path.ends_with(name.as_bytes()));
+        assert!(path.len() < PATH_BYTES_MAX + 600);
     }
 }

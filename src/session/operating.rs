@@ -1,12 +1,13 @@
 //! The server's side of operations: list, stat, sum, remove, make a directory.
 //!
-//! The blocking work runs on a worker and hands its lines over in batches; they are sent only
+//! The blocking work runs on a thread of its own, of which there are few, and hands its lines over in batches; they are sent only
 //! against the client's credit, so a client that does not read costs the server a few batches.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::peer::{Inbound, Seat};
 use super::serving::Serving;
@@ -16,14 +17,23 @@ use crate::storage::{Root, StorageError};
 use crate::wire::message::{HashKind, Listed, ListedKind, Operation, RemotePath};
 use crate::wire::{Fault, FaultCode, Message};
 
+/// How long an operation waits for its client to take lines, and for its own turn.
+const CREDIT_TIMEOUT: Duration = Duration::from_secs(30);
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Batches that wait between the worker and the connection.
 const BATCHES_QUEUED_MAX: usize = 2;
 
 /// Runs one operation to its end.
-pub(crate) async fn run(serving: Arc<Serving>, mut seat: Seat, operation: Operation) {
+pub(crate) async fn run(
+    serving: Arc<Serving>,
+    mut seat: Seat,
+    operation: Operation,
+    of_session: Arc<Semaphore>,
+) {
     let (session, transfer) = (seat.peer.id, seat.transfer);
     tracing::debug!(%session, %transfer, ?operation, "operation");
-    let answer = match perform(&serving, &mut seat, operation).await {
+    let answer = match perform(&serving, &mut seat, operation, &of_session).await {
         Ok(()) => Message::Done,
         Err(fault) => {
             tracing::info!(%session, %transfer, reason = %fault.text.escape_debug(), "operation failed");
@@ -33,7 +43,12 @@ pub(crate) async fn run(serving: Arc<Serving>, mut seat: Seat, operation: Operat
     seat.say(answer);
 }
 
-async fn perform(serving: &Serving, seat: &mut Seat, operation: Operation) -> Result<(), Fault> {
+async fn perform(
+    serving: &Serving,
+    seat: &mut Seat,
+    operation: Operation,
+    of_session: &Arc<Semaphore>,
+) -> Result<(), Fault> {
     match operation {
         Operation::List { path, .. } | Operation::Stat { path } if path.export.is_empty() => {
             seat.say(Message::Listing(
@@ -43,14 +58,14 @@ async fn perform(serving: &Serving, seat: &mut Seat, operation: Operation) -> Re
         }
         Operation::List { path, recursive } => {
             let root = root(serving, &path)?;
-            listing(serving, seat, move |output| {
+            listing(serving, seat, of_session, move |output| {
                 operations::list(&root, &path.path, recursive, output)
             })
             .await
         }
         Operation::Stat { path } => {
             let root = root(serving, &path)?;
-            listing(serving, seat, move |output| {
+            listing(serving, seat, of_session, move |output| {
                 (output.tell)(operations::stat(&root, &path.path)?);
                 Ok(())
             })
@@ -65,21 +80,21 @@ async fn perform(serving: &Serving, seat: &mut Seat, operation: Operation) -> Re
                 return Err(Fault::new(FaultCode::Invalid, "a sum needs a digest"));
             }
             let root = root(serving, &path)?;
-            listing(serving, seat, move |output| {
+            listing(serving, seat, of_session, move |output| {
                 operations::sum(&root, &path.path, recursive, hash, output)
             })
             .await
         }
         Operation::Remove { path, recursive } => {
             let root = Arc::clone(&serving.writable_export(&path)?.root);
-            listing(serving, seat, move |output| {
+            listing(serving, seat, of_session, move |output| {
                 operations::remove(&root, &path.path, recursive, output.cancelled)
             })
             .await
         }
         Operation::MakeDirectory { path, parents } => {
             let root = Arc::clone(&serving.writable_export(&path)?.root);
-            listing(serving, seat, move |_| {
+            listing(serving, seat, of_session, move |_| {
                 operations::make_directory(&root, &path.path, parents)
             })
             .await
@@ -111,12 +126,16 @@ fn exported(export: &super::serving::Exported) -> Listed {
 async fn listing(
     serving: &Serving,
     seat: &mut Seat,
+    of_session: &Arc<Semaphore>,
     work: impl FnOnce(&mut Output<'_>) -> Result<(), StorageError> + Send + 'static,
 ) -> Result<(), Fault> {
     let (batches, mut taken) = mpsc::channel::<Vec<Listed>>(BATCHES_QUEUED_MAX);
     let cancelled = Arc::new(AtomicBool::new(false));
     let stop = StopOnDrop(Arc::clone(&cancelled));
-    let done = serving.machinery.workers.run(move || {
+    let permits = admitted(serving, seat, of_session).await?;
+    let done = tokio::task::spawn_blocking(move || {
+        // Given back when the work is over, not when nobody waits for it any more.
+        let _permits = permits;
         let mut batch = Vec::new();
         let mut bytes = 0;
         let mut tell = |line: Listed| {
@@ -154,7 +173,8 @@ async fn listing(
                 inbound = seat.inbox.recv() => credit += heard(inbound)?,
             }
         } else {
-            credit += heard(seat.inbox.recv().await)?;
+            let waited = tokio::time::timeout(CREDIT_TIMEOUT, seat.inbox.recv()).await;
+            credit += heard(waited.map_err(|_| unread())?)?;
         }
     }
     let result = done.await;
@@ -162,6 +182,37 @@ async fn listing(
     result
         .map_err(|panic| Fault::new(FaultCode::Internal, panic.to_string()))?
         .map_err(|error| error.fault())
+}
+
+/// Waits for the turn of an operation: one of its session's places, then one of all. What the client
+/// says meanwhile is taken afterwards.
+async fn admitted(
+    serving: &Serving,
+    seat: &Seat,
+    of_session: &Arc<Semaphore>,
+) -> Result<[OwnedSemaphorePermit; 2], Fault> {
+    let places = async {
+        let own = Arc::clone(of_session).acquire_owned().await.ok()?;
+        let common = Arc::clone(&serving.operations).acquire_owned().await.ok()?;
+        Some([own, common])
+    };
+    tokio::select! {
+        places = tokio::time::timeout(ADMISSION_TIMEOUT, places) => match places {
+            Ok(Some(places)) => Ok(places),
+            _ => {
+                let text = "the server has too many operations under way; try again later";
+                Err(Fault::new(FaultCode::Busy, text))
+            }
+        },
+        fault = seat.peer.closed() => Err(fault),
+    }
+}
+
+fn unread() -> Fault {
+    Fault::new(
+        FaultCode::TimedOut,
+        "the client does not take the lines that it asked for",
+    )
 }
 
 /// The credit in a message, or why the operation ends.

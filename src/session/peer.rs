@@ -22,6 +22,9 @@ use crate::wire::{Fault, FaultCode, Message};
 /// Bits of a region id or fetch token that count within one transfer.
 const NUMBER_SHIFT: u32 = 40;
 
+/// With more than this queued for a peer, its Pings are not answered.
+const PONG_BACKLOG_BYTES_MAX: usize = 1 << 20;
+
 /// What reaches a transfer from its session.
 #[derive(Debug)]
 pub(crate) enum Inbound {
@@ -133,8 +136,16 @@ impl Peer {
                 error => {
                     tracing::warn!(session = %self.id, %transfer, %error, "can't speak to the peer");
                     self.writer.abort();
+                    self.close(&error.to_fault());
                 }
             }
+        }
+    }
+
+    /// Answers a Ping, unless the peer leaves so much unread that it does not listen for answers.
+    pub(crate) fn pong(&self, nonce: u64) {
+        if self.writer.queued_bytes() < PONG_BACKLOG_BYTES_MAX {
+            self.say(TransferId::NONE, Message::Pong { nonce });
         }
     }
 

@@ -299,7 +299,9 @@ impl Driver {
         match output {
             Output::Send(message) => self.seat.say(message),
             Output::Place { page, items } => {
-                self.watch.learn(&items);
+                if let Err(fault) = self.watch.learn(&items) {
+                    self.over = Some(fault);
+                }
                 self.pages.push_back((page, items));
             }
             Output::Prepare {

@@ -198,9 +198,10 @@ impl Driver {
         let input = match done {
             Done::Input(input) => input,
             Done::Page(page) => {
-                if let Ok(page) = &page {
-                    self.watch.learn(&page.items);
-                }
+                let page = page.and_then(|page| {
+                    self.watch.learn(&page.items)?;
+                    Ok(page)
+                });
                 Input::Page(page)
             }
             Done::Opened(entry, result) => {

@@ -35,6 +35,11 @@ use crate::wire::{Fault, FaultCode, Message};
 /// shorter unless it was raised.
 const STALL_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// Operations that run at once, of all sessions and of one. They may wait for their client's credit,
+/// so they have threads of their own and never take a worker from a transfer.
+const OPERATIONS_MAX: usize = 32;
+const OPERATIONS_PER_SESSION_MAX: usize = 4;
+
 /// Pause after the system had no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -52,6 +57,8 @@ pub(crate) struct Serving {
     tls: Arc<rustls::ServerConfig>,
     limits: ServerLimits,
     handshakes: Arc<Semaphore>,
+    /// Operations of all sessions that may run at once; each has a thread for as long.
+    pub(super) operations: Arc<Semaphore>,
     sessions: Mutex<HashMap<SessionId, Entered>>,
     next_session: AtomicU64,
     draining: watch::Sender<bool>,
@@ -78,6 +85,7 @@ impl Serving {
             tls,
             limits,
             handshakes: Arc::new(Semaphore::new(limits.handshakes_max.max(1))),
+            operations: Arc::new(Semaphore::new(OPERATIONS_MAX)),
             sessions: Mutex::default(),
             next_session: AtomicU64::new(1),
             draining: watch::Sender::new(false),
@@ -378,6 +386,7 @@ async fn read(
     peer: &Arc<Peer>,
     pulse: &Pulse,
 ) -> Fault {
+    let operations = Arc::new(Semaphore::new(OPERATIONS_PER_SESSION_MAX));
     loop {
         let envelope = match reader.next().await {
             Ok(Some(envelope)) => envelope,
@@ -392,7 +401,7 @@ async fn read(
         let transfer = envelope.transfer;
         let began = match envelope.message {
             Message::Ping { nonce } if transfer == TransferId::NONE => {
-                peer.say(transfer, Message::Pong { nonce });
+                peer.pong(nonce);
                 Ok(())
             }
             Message::Pong { nonce } if transfer == TransferId::NONE => {
@@ -406,7 +415,12 @@ async fn read(
             Message::Operate(operation) => begin(serving, peer, transfer).map(|seat| {
                 run(
                     serving,
-                    operating::run(Arc::clone(serving), seat, operation),
+                    operating::run(
+                        Arc::clone(serving),
+                        seat,
+                        operation,
+                        Arc::clone(&operations),
+                    ),
                 );
             }),
             _ if transfer == TransferId::NONE => {

@@ -15,8 +15,12 @@ use crate::engine::{self, Ledger};
 use crate::ids::{EntryId, TransferId};
 use crate::manifest::{EntryKind, Item};
 use crate::progress::{Event, Progress, Report};
+use crate::storage::error::ShownPath;
 use crate::wire::message::Outcome;
 use crate::wire::{Fault, FaultCode};
+
+/// Failed entries of one transfer that are logged; the others are counted.
+const FAILURES_LOGGED_MAX: u64 = 64;
 
 /// Progress events are told at most this often.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -40,6 +44,8 @@ pub(crate) struct Watch {
     moved: Instant,
     ending: Option<Instant>,
     connections_dropped: bool,
+    /// Failures of entries so far: only the first are logged, or a hostile peer fills the disk.
+    failures_seen: u64,
 }
 
 /// Counts of a run that the engine's ledger does not keep.
@@ -102,6 +108,7 @@ impl Watch {
             moved: now,
             ending: None,
             connections_dropped: false,
+            failures_seen: 0,
         }
     }
 
@@ -138,8 +145,11 @@ impl Watch {
     }
 
     /// Learns the names and sizes that a page tells.
-    pub(crate) fn learn(&mut self, items: &[Item]) {
-        self.names.learn(items);
+    ///
+    /// # Errors
+    /// What no walk makes; see [`Names::learn`].
+    pub(crate) fn learn(&mut self, items: &[Item]) -> Result<(), Fault> {
+        self.names.learn(items)?;
         for item in items {
             if let Item::Entry(entry) = item
                 && let EntryKind::File { len, .. } = entry.kind
@@ -149,6 +159,7 @@ impl Watch {
                     self.totals.progress.bytes_seen.saturating_add(len);
             }
         }
+        Ok(())
     }
 
     /// The path of an entry, for messages.
@@ -164,8 +175,9 @@ impl Watch {
                 tracing::trace!(transfer = %self.transfer, %entry, len, "started");
             }
             engine::Event::Moved { bytes } => {
-                self.totals.progress.bytes_moved += bytes;
-                self.totals.progress.bytes_done += bytes;
+                let progress = &mut self.totals.progress;
+                progress.bytes_moved = progress.bytes_moved.saturating_add(bytes);
+                progress.bytes_done = progress.bytes_done.saturating_add(bytes);
             }
             engine::Event::Repairing { entry, chunk } => {
                 let path = self.names.path(entry);
@@ -207,13 +219,14 @@ impl Watch {
             Outcome::Published { bytes, .. } => {
                 if is_file {
                     self.totals.files += 1;
-                    self.totals.bytes_published += len;
+                    self.totals.bytes_published = self.totals.bytes_published.saturating_add(len);
                 }
                 *bytes
             }
             _ => 0,
         };
-        self.totals.progress.bytes_done += len.saturating_sub(travelled);
+        let done = &mut self.totals.progress.bytes_done;
+        *done = done.saturating_add(len.saturating_sub(travelled));
         if let Outcome::Failed(fault) = &outcome {
             self.fail(path.clone(), fault);
         }
@@ -222,12 +235,17 @@ impl Watch {
     }
 
     fn fail(&mut self, path: Vec<u8>, fault: &Fault) {
-        tracing::warn!(
-            transfer = %self.transfer,
-            path = %path.escape_ascii(),
-            reason = %fault.text.escape_debug(),
-            "failed"
-        );
+        self.failures_seen += 1;
+        if self.failures_seen <= FAILURES_LOGGED_MAX {
+            tracing::warn!(
+                transfer = %self.transfer,
+                path = %ShownPath(&path),
+                reason = %fault.text.escape_debug(),
+                "failed"
+            );
+        } else if self.failures_seen == FAILURES_LOGGED_MAX + 1 {
+            tracing::warn!(transfer = %self.transfer, "further failures are only counted");
+        }
         if self.totals.failures.len() < Report::FAILURES_LISTED_MAX {
             self.totals.failures.push((path, fault.clone()));
         }
@@ -238,7 +256,7 @@ impl Watch {
         self.totals.warnings += 1;
         tracing::info!(
             transfer = %self.transfer,
-            path = %path.escape_ascii(),
+            path = %ShownPath(&path),
             reason = %fault.text.escape_debug(),
             "warning"
         );

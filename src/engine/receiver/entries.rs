@@ -6,7 +6,7 @@ use crate::engine::wanted::{Remaining, coarsen};
 use crate::engine::{Event, internal, protocol};
 use crate::ids::{EntryId, RegionId};
 use crate::limits::{DEPTH_MAX, PAGE_ITEMS_MAX};
-use crate::manifest::{Entry, EntryKind, Item, Note};
+use crate::manifest::{Entry, EntryKind, Item, Note, Place};
 use crate::wire::message::{ManifestPage, Outcome};
 use crate::wire::{Fault, FaultCode};
 
@@ -109,6 +109,9 @@ impl Receiver {
     fn tell(&mut self, entry: &Entry, page: u64) -> Result<(), Fault> {
         if entry.id.0 < self.next_entry || entry.id.0 == u64::MAX {
             return Err(protocol("entries of a manifest are out of order"));
+        }
+        if matches!(&entry.place, Place::In(parent, _) if *parent >= entry.id) {
+            return Err(protocol("an entry that lies in one told after it"));
         }
         let linked = match &entry.kind {
             EntryKind::File { linked, .. } => *linked,

@@ -84,6 +84,11 @@ impl ControlWriter {
         Ok(())
     }
 
+    /// Bytes that are queued and not being written yet.
+    pub fn queued_bytes(&self) -> usize {
+        self.handle.shared.lock().len()
+    }
+
     /// Waits until little is queued: for producers that no credit holds back, such as listings.
     pub async fn ready(&self) -> Result<(), ControlError> {
         let shared = &self.handle.shared;
