@@ -255,8 +255,9 @@ async fn read(mut reader: TlsReader, peer: Arc<Peer>, writer: ControlWriter, pul
             }
             continue;
         }
-        // What is said to a transfer that has just ended needs no answer.
-        let _ = peer.deliver(envelope);
+        if let Err(fault) = peer.deliver(envelope) {
+            break fault;
+        }
     };
     peer.close(&fault);
     writer.abort();

@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind};
 use crate::ids::{EntryId, TransferId};
 use crate::integrity::{self, HashPlan};
 use crate::lane::{Fetch, LaneEvent, Store};
-use crate::limits::REPAIRS_MAX;
+use crate::limits::{PACK_FILE_BYTES_MAX, REPAIRS_MAX};
 use crate::manifest::{EntryKind, Item, Note, Version};
 use crate::memory::Slot;
 use crate::options::Preserve;
@@ -32,6 +32,13 @@ const STEP_BYTES: u64 = 8 << 20;
 
 /// Region bytes that the server may have granted.
 const CREDIT_BYTES: u64 = 64 << 20;
+
+/// Digests kept at once: those of one request twice over, and no more.
+#[allow(clippy::cast_possible_truncation, reason = "some hundreds")]
+const DIGESTS_KEPT_MAX: usize = 2 * (STEP_BYTES / CHUNK.bytes()) as usize + 8;
+
+/// Grants and landed chunks that wait their turn.
+const UNASKED_MAX: usize = 256;
 
 /// Chunks under way at once on all data connections.
 const IN_FLIGHT_MAX: usize = 32;
@@ -231,7 +238,7 @@ impl Reading {
         loop {
             let grant = self.grant().await?;
             let part = grant.parts.first().cloned().ok_or_else(out_of_turn)?;
-            self.check(&part)?;
+            self.check(&grant, &part, ByteRange { start, end: stop })?;
             if part.packed {
                 let whole = self.fetch_whole(&grant, &part).await?;
                 let answer = cut(&whole, 0, range);
@@ -247,6 +254,10 @@ impl Reading {
 
     /// Waits for the next grant.
     async fn grant(&mut self) -> Result<Grant, Error> {
+        // What was asked for comes in a few grants; a server that sends many more is not ours.
+        if self.waiting.len() + self.later.len() > UNASKED_MAX {
+            return Err(out_of_turn());
+        }
         self.waiting.extend(std::mem::take(&mut self.later));
         loop {
             if let Inbound::Message(Message::Grant(grant)) = self.next().await? {
@@ -255,8 +266,9 @@ impl Reading {
         }
     }
 
-    fn check(&mut self, part: &GrantPart) -> Result<(), Error> {
-        if part.entry != self.entry {
+    /// A grant answers what was wanted, which lies in `span`, and its numbers hang together.
+    fn check(&mut self, grant: &Grant, part: &GrantPart, span: ByteRange) -> Result<(), Error> {
+        if part.entry != self.entry || grant.parts.len() != 1 {
             return Err(out_of_turn());
         }
         let known = *self.version.get_or_insert(part.version);
@@ -264,7 +276,31 @@ impl Reading {
             let message = "the file is not what it was when it was opened";
             return Err(Error::new(ErrorKind::SourceChanged, message));
         }
-        Ok(())
+        let end = part.file_offset.checked_add(part.len);
+        let region_end = part.region_offset.checked_add(part.len);
+        let (Some(end), Some(region_end)) = (end, region_end) else {
+            return Err(out_of_turn());
+        };
+        let fits = if part.packed {
+            part.file_offset == 0 && part.len == self.len && part.len <= PACK_FILE_BYTES_MAX
+        } else {
+            let begins = part.file_offset.is_multiple_of(CHUNK.bytes());
+            let ends = end.is_multiple_of(CHUNK.bytes()) || end == self.len;
+            begins && ends && span.start <= part.file_offset && end <= span.end
+        };
+        let mut at = part.file_offset;
+        let ordered = part.extents.iter().all(|extent| {
+            let good = extent.start >= at && extent.end > extent.start && extent.end <= end;
+            at = extent.end;
+            good
+        });
+        // A part without data has no region; one with data lies inside of its region.
+        let backed = part.extents.is_empty() || region_end <= grant.len;
+        if fits && ordered && backed {
+            Ok(())
+        } else {
+            Err(out_of_turn())
+        }
     }
 
     /// Fetches a small file from its pack.
@@ -413,6 +449,9 @@ impl Reading {
                 Inbound::Lane(LaneEvent::Landed { token, result }) => (token, result),
                 grant @ Inbound::Message(Message::Grant(_)) => {
                     self.later.push(grant);
+                    if self.later.len() > UNASKED_MAX {
+                        return Err(out_of_turn());
+                    }
                     continue;
                 }
                 _ => continue,
@@ -465,6 +504,9 @@ impl Reading {
                 Inbound::Lane(_) | Inbound::Message(Message::Grant(_))
             ) {
                 self.waiting.push_back(inbound);
+                if self.waiting.len() > UNASKED_MAX {
+                    return Err(out_of_turn());
+                }
             }
         }
     }
@@ -494,6 +536,9 @@ impl Reading {
             Inbound::Message(Message::Digests(ref digests)) => {
                 for digest in digests {
                     self.digests.insert(digest.chunk, digest.value);
+                }
+                if self.digests.len() > DIGESTS_KEPT_MAX {
+                    return Err(out_of_turn());
                 }
             }
             Inbound::Message(_) | Inbound::Lane(_) => {}

@@ -6,7 +6,7 @@
 //! and tokens are told apart by a number in the upper bits. Nothing here decides anything.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use tokio::sync::{Notify, mpsc, watch};
@@ -21,6 +21,10 @@ use crate::wire::{Fault, FaultCode, Message};
 
 /// Bits of a region id or fetch token that count within one transfer.
 const NUMBER_SHIFT: u32 = 40;
+
+/// Most that may wait in one inbox, by [`weight`]: twice the pages that credit allows, or all digests
+/// and grants of the largest region credit one by one.
+const QUEUED_WEIGHT_MAX: usize = 8192;
 
 /// With more than this queued for a peer, its Pings are not answered.
 const PONG_BACKLOG_BYTES_MAX: usize = 1 << 20;
@@ -55,9 +59,53 @@ pub(crate) struct Peer {
 
 #[derive(Default)]
 struct Routes {
-    by_transfer: HashMap<TransferId, mpsc::UnboundedSender<Inbound>>,
+    by_transfer: HashMap<TransferId, Route>,
     by_number: HashMap<u32, mpsc::UnboundedSender<Inbound>>,
     over: bool,
+}
+
+/// The way to one seat.
+struct Route {
+    sender: mpsc::UnboundedSender<Inbound>,
+    /// Weight of the messages that were delivered and not taken.
+    queued: Arc<AtomicUsize>,
+}
+
+/// What reached a seat and was not taken yet. Its messages are bounded: credit says how many an
+/// honest peer sends, and what is beyond that must not pile up before it is looked at.
+pub(crate) struct Inbox {
+    receiver: mpsc::UnboundedReceiver<Inbound>,
+    queued: Arc<AtomicUsize>,
+}
+
+impl Inbox {
+    /// The next thing; nothing if the session is gone.
+    pub(crate) async fn recv(&mut self) -> Option<Inbound> {
+        let inbound = self.receiver.recv().await;
+        self.taken(inbound.as_ref());
+        inbound
+    }
+
+    /// The next thing if it is there.
+    pub(crate) fn try_recv(&mut self) -> Option<Inbound> {
+        let inbound = self.receiver.try_recv().ok();
+        self.taken(inbound.as_ref());
+        inbound
+    }
+
+    fn taken(&self, inbound: Option<&Inbound>) {
+        if let Some(Inbound::Message(message)) = inbound {
+            self.queued.fetch_sub(weight(message), Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a message counts in an inbox: those that carry lists of names take most of the memory.
+fn weight(message: &Message) -> usize {
+    match message {
+        Message::Manifest(_) | Message::Listing(_) => 256,
+        _ => 1,
+    }
 }
 
 #[derive(Default)]
@@ -71,7 +119,7 @@ struct Connections {
 pub(crate) struct Seat {
     pub(crate) peer: Arc<Peer>,
     pub(crate) transfer: TransferId,
-    pub(crate) inbox: mpsc::UnboundedReceiver<Inbound>,
+    pub(crate) inbox: Inbox,
     number: u32,
 }
 
@@ -92,7 +140,8 @@ impl Peer {
 
     /// Takes a seat for a transfer. `None` if one with this id has a seat, or the session is over.
     pub(crate) fn seat(self: &Arc<Self>, transfer: TransferId) -> Option<Seat> {
-        let (sender, inbox) = mpsc::unbounded_channel();
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let queued = Arc::new(AtomicUsize::new(0));
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) & ((1 << 23) - 1);
         // Connections are locked first, as in `attach`: a lane that comes up in between is told
         // exactly once.
@@ -108,12 +157,16 @@ impl Peer {
             // The receiver is held below, so this can't fail.
             let _ = sender.send(Inbound::LaneUp(*lane));
         }
-        routes.by_transfer.insert(transfer, sender.clone());
+        let route = Route {
+            sender: sender.clone(),
+            queued: Arc::clone(&queued),
+        };
+        routes.by_transfer.insert(transfer, route);
         routes.by_number.insert(number, sender);
         Some(Seat {
             peer: Arc::clone(self),
             transfer,
-            inbox,
+            inbox: Inbox { receiver, queued },
             number,
         })
     }
@@ -149,14 +202,25 @@ impl Peer {
         }
     }
 
-    /// Hands a message to its transfer. Gives it back if no such transfer has a seat.
-    pub(crate) fn deliver(&self, envelope: Envelope) -> Result<(), Envelope> {
+    /// Hands a message to its transfer. One to a transfer that has no seat, as it has just ended,
+    /// needs no answer.
+    ///
+    /// # Errors
+    /// The peer has sent far more than it had credit for.
+    pub(crate) fn deliver(&self, envelope: Envelope) -> Result<(), Fault> {
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(sender) = routes.by_transfer.get(&envelope.transfer) else {
-            return Err(envelope);
+        let Some(route) = routes.by_transfer.get(&envelope.transfer) else {
+            return Ok(());
         };
-        // A transfer that has just ended needs no message.
-        let _ = sender.send(Inbound::Message(envelope.message));
+        let weight = weight(&envelope.message);
+        if route.queued.fetch_add(weight, Ordering::Relaxed) >= QUEUED_WEIGHT_MAX {
+            return Err(Fault::new(
+                FaultCode::Protocol,
+                "the peer sends more than it has credit for",
+            ));
+        }
+        // Fails if the transfer has just ended.
+        let _ = route.sender.send(Inbound::Message(envelope.message));
         Ok(())
     }
 

@@ -146,7 +146,7 @@ impl Receiving {
                 inbound = driver.seat.inbox.recv() => match inbound {
                     Some(inbound) => {
                         driver.inbound(inbound);
-                        while let Ok(inbound) = driver.seat.inbox.try_recv() {
+                        while let Some(inbound) = driver.seat.inbox.try_recv() {
                             driver.inbound(inbound);
                         }
                     }

@@ -128,7 +128,7 @@ impl Sending {
                 inbound = driver.seat.inbox.recv() => match inbound {
                     Some(inbound) => {
                         driver.inbound(inbound);
-                        while let Ok(inbound) = driver.seat.inbox.try_recv() {
+                        while let Some(inbound) = driver.seat.inbox.try_recv() {
                             driver.inbound(inbound);
                         }
                     }

@@ -429,8 +429,11 @@ async fn read(
                 return fault;
             }
             message => {
-                // What is said to a transfer that has just ended needs no answer.
-                let _ = peer.deliver(crate::wire::message::Envelope { transfer, message });
+                let envelope = crate::wire::message::Envelope { transfer, message };
+                if let Err(fault) = peer.deliver(envelope) {
+                    peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
+                    return fault;
+                }
                 Ok(())
             }
         };
