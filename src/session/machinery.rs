@@ -6,6 +6,8 @@
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
+use tokio::sync::Notify;
+
 use crate::error::{Error, ErrorKind};
 use crate::lane::{LaneOptions, Lanes};
 use crate::limits::PACK_BYTES_MAX;
@@ -17,12 +19,12 @@ use crate::workers::Workers;
 pub(crate) struct Machinery {
     pub(crate) lanes: Lanes,
     pub(crate) workers: Workers,
-    /// Slots that packs are laid in, for all transfers together. Each transfer has one more of its
-    /// own, so that none waits for another.
+    /// Slots that packs are laid in, for all transfers together, made by [`pack_pool`]. Each session
+    /// has one more of its own, so that none waits for another.
     pub(crate) packs: Pool,
 }
 
-/// Packs of all transfers at once, beside each transfer's own: 64 MiB.
+/// Packs of all transfers at once, beside each session's own: 64 MiB.
 const PACKS_MAX: usize = 64;
 
 /// Enough for slow calls to overlap on the smallest machine, and for fsyncs to be merged.
@@ -31,7 +33,22 @@ const WORKERS_MAX: usize = 16;
 
 /// Bytes of a slot that a pack is laid in.
 #[allow(clippy::cast_possible_truncation, reason = "1 MiB fits every usize")]
-pub(crate) const PACK_SLOT_BYTES: usize = PACK_BYTES_MAX as usize;
+const PACK_SLOT_BYTES: usize = PACK_BYTES_MAX as usize;
+
+/// Told when a slot of any pack pool comes back that somebody missed.
+static PACK_RETURNED: Notify = Notify::const_new();
+
+/// Slots that packs are laid in. Whoever finds none waits for [`pack_returned`].
+pub(crate) fn pack_pool(slots_max: usize) -> Pool {
+    let tell = Box::new(|| PACK_RETURNED.notify_waiters());
+    Pool::with_hook(PACK_SLOT_BYTES, slots_max, tell)
+}
+
+/// Completes when a slot comes back to any [`pack_pool`] after somebody found it empty. What comes
+/// back from the moment of the call on counts, so call it before looking for a slot.
+pub(crate) fn pack_returned() -> impl Future<Output = ()> {
+    PACK_RETURNED.notified()
+}
 
 static MACHINERY: OnceLock<Result<Machinery, String>> = OnceLock::new();
 
@@ -58,6 +75,30 @@ fn start() -> std::io::Result<Machinery> {
     Ok(Machinery {
         lanes: Lanes::start(&LaneOptions::default())?,
         workers: Workers::start(workers.unwrap_or(NonZeroUsize::MIN))?,
-        packs: Pool::new(PACK_SLOT_BYTES, PACKS_MAX),
+        packs: pack_pool(PACKS_MAX),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_slot_that_comes_back_wakes_all_who_missed_one() {
+        let (own, other) = (pack_pool(1), pack_pool(1));
+        let held = own.take_for(1).unwrap();
+        // Begun before the look, so what comes back in between is not lost.
+        let waits = [pack_returned(), pack_returned()];
+        assert!(own.take_for(1).is_none());
+        assert!(other.take_for(2).is_some());
+        drop(held);
+        for wait in waits {
+            tokio::time::timeout(Duration::from_secs(60), wait)
+                .await
+                .unwrap();
+        }
+        assert!(own.take_for(1).is_some());
+    }
 }

@@ -14,8 +14,10 @@ use tokio::sync::{Notify, mpsc, watch};
 use crate::engine::LaneId;
 use crate::ids::{RegionId, SessionId, TransferId};
 use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, RegionTable};
+use crate::memory::{Pool, Slot};
 use crate::session::control::{ControlError, ControlWriter};
 use crate::session::data::ConnectionKeys;
+use crate::session::machinery::pack_pool;
 use crate::wire::message::Envelope;
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -54,6 +56,8 @@ pub(crate) struct Peer {
     connections: Mutex<Connections>,
     numbers: AtomicU32,
     lost: Notify,
+    /// One slot for packs: with it the session goes on whatever others hold.
+    own_pack: Pool,
     over: watch::Sender<Option<Fault>>,
 }
 
@@ -134,6 +138,7 @@ impl Peer {
             connections: Mutex::default(),
             numbers: AtomicU32::new(1),
             lost: Notify::new(),
+            own_pack: pack_pool(1),
             over: watch::Sender::new(None),
         })
     }
@@ -169,6 +174,14 @@ impl Peer {
             inbox: Inbox { receiver, queued },
             number,
         })
+    }
+
+    /// A slot to lay a pack in: the session's own one if it is free, else one of `shared`.
+    pub(crate) fn pack_slot(&self, shared: &Pool) -> Option<Slot> {
+        let owner = self.id.0;
+        self.own_pack
+            .take_for(owner)
+            .or_else(|| shared.take_for(owner))
     }
 
     /// How many transfers have a seat.

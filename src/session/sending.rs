@@ -5,13 +5,13 @@
 //! peer may read, events. Walking, opening, filling packs and hashing ahead run on the workers;
 //! serving READs is the lanes' work; the rest is this task.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::machinery::{Machinery, PACK_SLOT_BYTES};
+use super::machinery::{Machinery, pack_returned};
 use super::peer::{Inbound, Seat};
 use super::receiving::panic_message;
 use super::watch::{Attention, Ended, Watch};
@@ -19,7 +19,7 @@ use crate::engine::sender::{ExposedWindow, FilledPack, Input, OpenedFile, Output
 use crate::engine::{Event, Sender};
 use crate::ids::{EntryId, RegionId, RemoteKey};
 use crate::integrity::{ChunkHasher, HashPlan, Sha256Ahead, Sha256State};
-use crate::lane::{LaneEvent, Served, ServedRegion};
+use crate::lane::{LaneEvent, RegionTable, Served, ServedRegion};
 use crate::limits::GRANT_EXTENTS_MAX;
 use crate::memory::{Pool, Slot};
 use crate::storage::SourceFile;
@@ -54,10 +54,11 @@ struct Driver {
     over: Option<Fault>,
     results: mpsc::UnboundedSender<Done>,
     files: HashMap<EntryId, Open>,
-    /// Memory of packs that all transfers share.
+    /// Memory of packs that all sessions share, beside what ours has of its own.
     packs: Pool,
-    /// One slot of our own: with it a transfer goes on whatever others hold.
-    own_pack: Pool,
+    /// Regions that are or will be in the session's table. A run that ends early takes them out:
+    /// the session and its memory live on.
+    exposed: HashSet<RegionId>,
     /// Packs that wait for memory.
     waiting: VecDeque<WaitingPack>,
 }
@@ -99,7 +100,7 @@ impl Sending {
     /// Runs to the end. The error is why the run itself ended; failures of single entries are in
     /// the ledger.
     pub(crate) async fn run(self) -> Ended {
-        let (results, mut job_results) = mpsc::unbounded_channel();
+        let (results, job_results) = mpsc::unbounded_channel();
         let mut driver = Driver {
             seat: self.seat,
             workers: self.machinery.workers,
@@ -112,48 +113,65 @@ impl Sending {
             results,
             files: HashMap::new(),
             packs: self.machinery.packs,
-            own_pack: Pool::new(PACK_SLOT_BYTES, 1),
+            exposed: HashSet::new(),
             waiting: VecDeque::new(),
         };
-        loop {
-            if let Some(ended) = driver.carry_out().await {
-                return ended;
-            }
-            if let Some(fault) = driver.over.take() {
-                driver.cancel(fault);
-                continue;
-            }
-            tokio::select! {
-                biased;
-                inbound = driver.seat.inbox.recv() => match inbound {
-                    Some(inbound) => {
-                        driver.inbound(inbound);
-                        while let Some(inbound) = driver.seat.inbox.try_recv() {
-                            driver.inbound(inbound);
-                        }
-                    }
-                    None => driver.cancel(Fault::new(FaultCode::Lost, "the session ended")),
-                },
-                result = job_results.recv() => {
-                    let mut next = result;
-                    while let Some(result) = next {
-                        if let Some(ended) = driver.job_done(result) {
-                            return ended;
-                        }
-                        next = job_results.try_recv().ok();
-                    }
-                }
-                attention = driver.watch.attention() => match attention {
-                    Attention::Cancel(fault) => driver.cancel(fault),
-                    Attention::DropConnections => driver.seat.peer.drop_connections(),
-                    Attention::GiveUp => return driver.watch.given_up(),
-                },
-            }
+        driver.run(job_results).await
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // The results are closed by now, so a job that exposes one later takes it out itself.
+        let regions = self.seat.regions();
+        for region in self.exposed.drain() {
+            regions.revoke(region);
         }
     }
 }
 
 impl Driver {
+    async fn run(&mut self, mut job_results: mpsc::UnboundedReceiver<Done>) -> Ended {
+        loop {
+            let pack_returned = pack_returned();
+            if let Some(ended) = self.carry_out().await {
+                return ended;
+            }
+            if let Some(fault) = self.over.take() {
+                self.cancel(fault);
+                continue;
+            }
+            tokio::select! {
+                biased;
+                inbound = self.seat.inbox.recv() => match inbound {
+                    Some(inbound) => {
+                        self.inbound(inbound);
+                        while let Some(inbound) = self.seat.inbox.try_recv() {
+                            self.inbound(inbound);
+                        }
+                    }
+                    None => self.cancel(Fault::new(FaultCode::Lost, "the session ended")),
+                },
+                result = job_results.recv() => {
+                    let mut next = result;
+                    while let Some(result) = next {
+                        if let Some(ended) = self.job_done(result) {
+                            return ended;
+                        }
+                        next = job_results.try_recv().ok();
+                    }
+                }
+                attention = self.watch.attention() => match attention {
+                    Attention::Cancel(fault) => self.cancel(fault),
+                    Attention::DropConnections => self.seat.peer.drop_connections(),
+                    Attention::GiveUp => return self.watch.given_up(),
+                },
+                // Only then, so that a slot wakes nobody who has no use for it.
+                () = pack_returned, if !self.waiting.is_empty() => {}
+            }
+        }
+    }
+
     fn cancel(&mut self, fault: Fault) {
         self.watch.cancelling();
         self.engine.handle(Input::Cancel(fault));
@@ -222,7 +240,12 @@ impl Driver {
                 });
                 Input::Opened { entry, result }
             }
-            Done::PackFilled(region, pack) => Input::PackFilled { region, pack },
+            Done::PackFilled(region, pack) => {
+                if pack.len == 0 {
+                    self.exposed.remove(&region);
+                }
+                Input::PackFilled { region, pack }
+            }
             Done::Exposed(region, result) => Input::Exposed { region, result },
             Done::Ahead(entry, Ok(state)) => {
                 let next = self.files.get_mut(&entry).and_then(|open| {
@@ -282,7 +305,10 @@ impl Driver {
                     self.expose(region, entry, range, file_len);
                 }
                 Output::HashAhead { entry, upto } => self.hash_ahead(entry, upto),
-                Output::Unexpose { region } => self.seat.regions().revoke(region),
+                Output::Unexpose { region } => {
+                    self.exposed.remove(&region);
+                    self.seat.regions().revoke(region);
+                }
                 Output::Check { entry } => {
                     let file = self.files.get(&entry).map(|open| Arc::clone(&open.file));
                     let source = Arc::clone(&self.source);
@@ -326,15 +352,11 @@ impl Driver {
         });
     }
 
-    /// Fills the packs that there is memory for. Called whenever something happened, so a pack whose
-    /// memory another transfer gives back waits at most until our own next one is released.
+    /// Fills the packs that there is memory for. Called whenever something happened, and when memory
+    /// comes back that somebody missed.
     fn fill_packs(&mut self) {
-        let owner = self.seat.peer.id.0;
         while !self.waiting.is_empty() {
-            let slot = self
-                .own_pack
-                .take_for(owner)
-                .or_else(|| self.packs.take_for(owner));
+            let slot = self.seat.peer.pack_slot(&self.packs);
             let (Some(slot), Some(pack)) = (slot, self.waiting.pop_front()) else {
                 return;
             };
@@ -350,6 +372,8 @@ impl Driver {
         } = pack;
         let source = Arc::clone(&self.source);
         let regions = self.seat.regions();
+        let results = self.results.clone();
+        self.exposed.insert(region);
         self.job(move || {
             let room = usize::try_from(capacity)
                 .unwrap_or(usize::MAX)
@@ -369,11 +393,12 @@ impl Driver {
                     slot: Arc::new(slot),
                     len: pack.len,
                 };
-                regions.expose(ServedRegion {
+                let served = ServedRegion {
                     region,
                     key,
                     content,
-                });
+                };
+                expose_to(&regions, served, &results);
                 pack.keys.push(RegionKey {
                     rail: 0,
                     address: 0,
@@ -396,6 +421,8 @@ impl Driver {
         let hash = (self.hash == HashKind::Blake3).then_some(self.chunk);
         let source = Arc::clone(&self.source);
         let regions = self.seat.regions();
+        let results = self.results.clone();
+        self.exposed.insert(region);
         self.job(move || {
             let extents = source.extents(&file, range, GRANT_EXTENTS_MAX);
             let key = random_key();
@@ -407,11 +434,12 @@ impl Driver {
                 file_len,
                 hash,
             };
-            regions.expose(ServedRegion {
+            let served = ServedRegion {
                 region,
                 key,
                 content,
-            });
+            };
+            expose_to(&regions, served, &results);
             let keys = vec![RegionKey {
                 rail: 0,
                 address: 0,
@@ -482,6 +510,16 @@ impl Driver {
                 result,
             })
         });
+    }
+}
+
+/// Lets the peer read a region, unless the run that it is for has ended: nobody would end that.
+fn expose_to(regions: &RegionTable, served: ServedRegion, run: &mpsc::UnboundedSender<Done>) {
+    let region = served.region;
+    regions.expose(served);
+    // Looked at afterwards: either we see that the run is over, or it sees the region.
+    if run.is_closed() {
+        regions.revoke(region);
     }
 }
 

@@ -3,16 +3,18 @@
 //! A [`Directory`] knows its name and its parent, so it can be opened again from the walk's root at
 //! any time, without following a symlink; it lives for as long as anything remembers a file in it.
 //! [`OpenDirectories`] keeps the most recently used descriptors, so that a run of files in one
-//! directory costs one open, and a deep tree does not cost a descriptor per level.
+//! directory costs one open, and a deep tree does not cost a descriptor per level. How many those
+//! are depends on what the process has to spare.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::at::open_directory_below;
+use super::descriptors::{Budget, Share};
 use super::error::StorageError;
 use super::root::Root;
 use crate::ids::EntryId;
-use crate::limits::{DIRECTORIES_OPEN_MAX, PATH_BYTES_MAX};
+use crate::limits::{DIRECTORIES_OPEN_MAX, DIRECTORIES_OPEN_MIN, PATH_BYTES_MAX};
 use crate::manifest::Name;
 
 /// A directory of a walk.
@@ -126,31 +128,60 @@ fn join(mut path: Vec<u8>, name: &[u8]) -> Vec<u8> {
 }
 
 /// The directories that are held open, most recently used first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct OpenDirectories {
-    open: Mutex<Vec<(Arc<Directory>, Arc<OwnedFd>)>>,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    open: Vec<(Arc<Directory>, Arc<OwnedFd>)>,
+    share: Share,
+}
+
+impl Default for OpenDirectories {
+    fn default() -> Self {
+        Self::within(&Budget::of_process())
+    }
 }
 
 impl OpenDirectories {
+    /// Holds few, and more as the budget allows.
+    pub(super) fn within(budget: &Budget) -> Self {
+        Self {
+            held: Mutex::new(Held {
+                open: Vec::new(),
+                share: budget.share(DIRECTORIES_OPEN_MIN),
+            }),
+        }
+    }
+
     /// A descriptor of the directory for listing it and opening names in it.
     pub(super) fn open(&self, directory: &Arc<Directory>) -> Result<Arc<OwnedFd>, StorageError> {
         if let Some(held) = self.held(directory) {
             return Ok(held);
         }
         let opened = Arc::new(self.reopen(directory)?);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.truncate(DIRECTORIES_OPEN_MAX - 1);
-        open.insert(0, (Arc::clone(directory), Arc::clone(&opened)));
+        let mut held = self.lock();
+        let wanted = (held.open.len() + 1).min(DIRECTORIES_OPEN_MAX);
+        let kept = held.share.fit(wanted);
+        held.open.truncate(kept.saturating_sub(1));
+        held.open
+            .insert(0, (Arc::clone(directory), Arc::clone(&opened)));
         Ok(opened)
     }
 
     fn held(&self, directory: &Arc<Directory>) -> Option<Arc<OwnedFd>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = &mut self.lock().open;
         let at = open
             .iter()
             .position(|(held, _)| Arc::ptr_eq(held, directory))?;
         open[..=at].rotate_right(1);
         Some(Arc::clone(&open[0].1))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens from the nearest ancestor that is held open, in as few steps as the longest path that
@@ -190,5 +221,39 @@ impl OpenDirectories {
                 .try_clone()
                 .map_err(|error| StorageError::new("open", directory.path(), error)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spent_budget_leaves_a_few_directories_open() {
+        let temporary = tempfile::tempdir().unwrap();
+        let fd = OwnedFd::from(std::fs::File::open(temporary.path()).unwrap());
+        let mut chain = vec![Directory::held(EntryId(0), fd, Vec::new())];
+        let mut path = temporary.path().to_owned();
+        for level in 1..=60 {
+            path.push("d");
+            std::fs::create_dir(&path).unwrap();
+            let name = Name::new(&b"d"[..]).unwrap();
+            let child = Directory::child(EntryId(level), &chain[chain.len() - 1], name);
+            chain.push(child);
+        }
+        let budget = Budget::new(50);
+        let rich = OpenDirectories::within(&budget);
+        let poor = OpenDirectories::within(&budget);
+        for open in [&rich, &poor] {
+            for directory in chain.iter().chain(chain.iter().rev()) {
+                open.open(directory).unwrap();
+            }
+        }
+        let rich_len = rich.lock().open.len();
+        assert_eq!(rich_len, DIRECTORIES_OPEN_MAX);
+        let left = 50 - (rich_len - DIRECTORIES_OPEN_MIN);
+        assert_eq!(poor.lock().open.len(), DIRECTORIES_OPEN_MIN + left);
+        drop((rich, poor));
+        assert_eq!(budget.left(), 50);
     }
 }

@@ -18,6 +18,7 @@ pub mod status;
 pub mod version;
 pub mod xattr;
 
+mod descriptors;
 mod directory;
 mod links;
 mod names;

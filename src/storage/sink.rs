@@ -39,6 +39,7 @@ use self::part::{PartFile, UniqueNames};
 use self::published::Published;
 use crate::ids::EntryId;
 use crate::manifest::{Metadata, Name};
+use crate::storage::descriptors::Budget;
 use crate::storage::error::StorageError;
 use crate::storage::root::Root;
 use crate::wire::message::{Outcome, Overwrite, Placement, Preserve};
@@ -46,8 +47,9 @@ use crate::wire::{Fault, FaultCode};
 
 pub use self::store::PackFile;
 
-/// Share of the process's descriptors that one transfer keeps for open directories, and again for
-/// the files of a group commit: one in so many.
+/// Share of the process's descriptors that one transfer keeps at most for open directories, and
+/// again for the files of a group commit: one in so many. What all transfers keep together is up to
+/// the process's [`Budget`].
 const DESCRIPTORS_SHARE: u64 = 8;
 /// Most descriptors for either, however many there are.
 const DESCRIPTORS_MAX: u64 = 512;
@@ -104,6 +106,8 @@ pub struct Sink {
     sync: bool,
     /// Most files open at once in a group commit.
     group_files_max: usize,
+    /// What open directories and groups take their descriptors from.
+    budget: Budget,
     notes: Notes,
     unique: UniqueNames,
     published: Mutex<Published>,
@@ -164,7 +168,8 @@ impl Sink {
         let share = limit.unwrap_or(u64::MAX) / DESCRIPTORS_SHARE;
         let share = share.clamp(DESCRIPTORS_MIN, DESCRIPTORS_MAX);
         let share = usize::try_from(share).unwrap_or(usize::MAX);
-        Self::with_descriptors(root, destination.into(), options, share)
+        let budget = Budget::of_process();
+        Self::with_descriptors(root, destination.into(), options, share, budget)
     }
 
     fn with_descriptors(
@@ -172,6 +177,7 @@ impl Sink {
         destination: Vec<u8>,
         options: SinkOptions,
         share: usize,
+        budget: Budget,
     ) -> Self {
         let SinkOptions {
             placement,
@@ -189,11 +195,12 @@ impl Sink {
             unique: UniqueNames::new(),
             published: Mutex::default(),
             table: Mutex::new(Table {
-                directories: Directories::new(share),
+                directories: Directories::new(share, &budget),
                 pending: HashMap::new(),
                 names: HashSet::new(),
                 next: EntryId(0),
             }),
+            budget,
         }
     }
 
@@ -237,20 +244,15 @@ impl Sink {
             Ok(Err(route)) => route,
             Err(errno) => return Err(failed(errno).into()),
         };
-        let opened = route.open().map_err(|errno| match errno {
+        let opened = route.open(|id, handle| self.table().directories.keep(id, handle));
+        let opened = opened.map_err(|errno| match errno {
             Errno::STALE => {
                 let text = "its directory was replaced while the transfer ran; run it again";
                 StorageError::refused("write", shown, FaultCode::Storage, text)
             }
             errno => failed(errno),
         })?;
-        let mut table = self.table();
-        let mut last = None;
-        for (id, handle) in opened {
-            table.directories.keep(id, handle.clone());
-            last = Some(handle);
-        }
-        last.ok_or_else(|| failed(Errno::NOENT).into())
+        Ok(opened)
     }
 
     /// Takes an entry for a job; its state is given back by [`Self::give_back`].

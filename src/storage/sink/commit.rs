@@ -240,22 +240,18 @@ impl Sink {
         if !self.sync {
             return Ok(());
         }
-        let mut directories = Directories::default();
+        let mut synced = Synced::default();
         let mut durable = Vec::new();
         for (parent, directory) in named {
-            if !directories.add(directory) {
+            if !synced.sync(directory)? {
                 continue;
             }
             let undurable = self.table().directories.undurable(parent);
             for (id, above) in undurable {
                 let above = self.handle(&above, &directory.path)?;
-                directories.add(&above);
+                synced.sync(&above)?;
                 durable.push(id);
             }
-        }
-        for directory in directories.unique {
-            fsync(&*directory)
-                .map_err(|errno| StorageError::new("sync", &*directory.path, errno))?;
         }
         let mut table = self.table();
         durable
@@ -265,21 +261,19 @@ impl Sink {
     }
 }
 
-/// Directories on a medium that can be synced, each once.
+/// Directories that were synced, by file system and number; none is held open for it.
 #[derive(Default)]
-struct Directories {
-    unique: Vec<Arc<Handle>>,
-    seen: HashSet<(u64, u64)>,
-}
+struct Synced(HashSet<(u64, u64)>);
 
-impl Directories {
-    /// Tells whether it is a new one.
-    fn add(&mut self, directory: &Arc<Handle>) -> bool {
-        let is_new = directory.media.can_sync() && self.seen.insert(directory.inode);
-        if is_new {
-            self.unique.push(directory.clone());
+impl Synced {
+    /// Syncs a directory on a medium that can be synced, unless that was done. Tells whether it was
+    /// done now.
+    fn sync(&mut self, directory: &Handle) -> Result<bool, StorageError> {
+        if !directory.media.can_sync() || !self.0.insert(directory.inode) {
+            return Ok(false);
         }
-        is_new
+        fsync(directory).map_err(|errno| StorageError::new("sync", &*directory.path, errno))?;
+        Ok(true)
     }
 }
 

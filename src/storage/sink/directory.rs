@@ -3,8 +3,8 @@
 //! In: names below held directories, counts of entries. Out: open directories by entry, never
 //! through a symlink and never another directory than the one that was placed, and the news that
 //! all below a directory is settled. Memory follows the directories that are still open or have
-//! unsettled entries, descriptors a fixed limit: the least recently used ones are closed and opened
-//! again by name. Nothing here decides what becomes of an entry.
+//! unsettled entries, descriptors a limit and what the process has to spare: the least recently used
+//! ones are closed and opened again by name. Nothing here decides what becomes of an entry.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,8 +15,10 @@ use rustix::io::{self, Errno};
 
 use super::media::Media;
 use crate::ids::EntryId;
+use crate::limits::DIRECTORIES_OPEN_MIN;
 use crate::manifest::{Metadata, Name};
 use crate::storage::at::open2;
+use crate::storage::descriptors::{Budget, Share};
 use crate::storage::root::refuse_kernel_file_systems;
 use crate::storage::status::Status;
 use crate::wire::FaultCode;
@@ -174,10 +176,13 @@ pub(crate) struct Directories {
     recent: BTreeMap<u64, EntryId>,
     clock: u64,
     handles_max: usize,
+    /// Lets as many handles be kept as `recent` has.
+    share: Share,
 }
 
 impl Directories {
-    pub(crate) fn new(handles_max: usize) -> Self {
+    /// Keeps at most `handles_max` open, and no more than `budget` allows beyond a few.
+    pub(crate) fn new(handles_max: usize, budget: &Budget) -> Self {
         Self {
             placed: HashMap::new(),
             failed: HashMap::new(),
@@ -185,6 +190,7 @@ impl Directories {
             recent: BTreeMap::new(),
             clock: 0,
             handles_max: handles_max.max(1),
+            share: budget.share(DIRECTORIES_OPEN_MIN),
         }
     }
 
@@ -308,6 +314,8 @@ impl Directories {
         let mut directory = self.placed.remove(&id)?;
         if directory.handle.take().is_some() {
             self.recent.remove(&directory.used);
+            // Fewer than before are kept, so this only gives back.
+            let _ = self.share.fit(self.recent.len());
         }
         if !directory.ended {
             self.unended -= 1;
@@ -350,7 +358,8 @@ impl Directories {
         }
         directory.used = clock;
         self.recent.insert(clock, id);
-        while self.recent.len() > self.handles_max {
+        let kept = self.share.fit(self.recent.len().min(self.handles_max));
+        while self.recent.len() > kept {
             let Some((_, oldest)) = self.recent.pop_first() else {
                 return;
             };
@@ -404,20 +413,23 @@ fn finish_route(
 }
 
 impl Route {
-    /// Opens the directories on the way. Each must be the one that was placed: a directory that
-    /// somebody put in its stead is not written into (`ESTALE`).
-    pub(crate) fn open(self) -> io::Result<Vec<(EntryId, Arc<Handle>)>> {
+    /// Opens the directories on the way, hands each to `keep` and returns the last. Each must be the
+    /// one that was placed: a directory that somebody put in its stead is not written into
+    /// (`ESTALE`). However long the way is, two are open at a time beside what `keep` keeps.
+    pub(crate) fn open(
+        self,
+        mut keep: impl FnMut(EntryId, Arc<Handle>),
+    ) -> io::Result<Arc<Handle>> {
         let mut at = self.from;
-        let mut opened = Vec::with_capacity(self.steps.len());
         for (id, name, inode) in self.steps {
             let (next, _) = at.open(&name)?;
             if next.inode != inode {
                 return Err(Errno::STALE);
             }
             at = Arc::new(next);
-            opened.push((id, at.clone()));
+            keep(id, at.clone());
         }
-        Ok(opened)
+        Ok(at)
     }
 }
 
@@ -434,7 +446,7 @@ mod tests {
     fn deep(levels: u64, handles_max: usize) -> (tempfile::TempDir, Directories) {
         let temporary = tempfile::tempdir().unwrap();
         let (top, _) = held(temporary.path());
-        let mut directories = Directories::new(handles_max);
+        let mut directories = Directories::new(handles_max, &Budget::of_process());
         let name = Name::new(&b"d"[..]).unwrap();
         let mut path = temporary.path().to_owned();
         let (mut parent, mut above) = (Parent::Held(top.clone()), top);
@@ -462,11 +474,14 @@ mod tests {
         let Err(route) = directories.reach(&shallow).unwrap() else {
             panic!("it was closed")
         };
-        let opened = route.open().unwrap();
-        assert_eq!(opened.len(), 11);
-        for (id, handle) in opened {
-            directories.keep(id, handle);
-        }
+        let mut opened = 0;
+        route
+            .open(|id, handle| {
+                opened += 1;
+                directories.keep(id, handle);
+            })
+            .unwrap();
+        assert_eq!(opened, 11);
         assert!(directories.reach(&shallow).unwrap().is_ok());
         assert_eq!(directories.recent.len(), 3);
     }
@@ -480,7 +495,7 @@ mod tests {
         let Err(route) = directories.reach(&Parent::Entry(EntryId(1))).unwrap() else {
             panic!("it was closed")
         };
-        assert_eq!(route.open().unwrap_err(), Errno::STALE);
+        assert_eq!(route.open(|_, _| ()).unwrap_err(), Errno::STALE);
     }
 
     #[test]

@@ -16,11 +16,15 @@ use super::directory::{Handle, Parent};
 use super::{Job, Results, Sink, State, not_wanted};
 use crate::ids::EntryId;
 use crate::manifest::Name;
+use crate::storage::descriptors::Share;
 use crate::storage::error::StorageError;
 use crate::wire::Fault;
 
 /// Files of a group that is not synced: only descriptors are spent on it.
 const UNSYNCED_GROUP_FILES: usize = 16;
+/// Descriptors that every group may take, for its files and the directories that they are in; more
+/// only while the process has them to spare.
+const GROUP_DESCRIPTORS_MIN: usize = 8;
 
 /// A file of a pack.
 #[derive(Clone, Copy, Debug)]
@@ -42,17 +46,29 @@ impl Sink {
             UNSYNCED_GROUP_FILES
         };
         let mut results = Vec::with_capacity(files.len());
-        for files in files.chunks(group_files.max(1)) {
-            let group = self.stage_all(files, &mut results);
+        let mut files = files.iter();
+        while !files.as_slice().is_empty() {
+            let mut share = self.budget.share(GROUP_DESCRIPTORS_MIN);
+            let group = self.stage_some(&mut files, group_files.max(1), &mut share, &mut results);
             self.commit(group, &mut results);
         }
         results
     }
 
-    fn stage_all(&self, files: &[PackFile<'_>], results: &mut Results) -> Vec<Staged> {
-        let mut group = Vec::with_capacity(files.len());
+    /// Takes files off the front until the group has `files_max` or no more descriptors.
+    fn stage_some(
+        &self,
+        files: &mut std::slice::Iter<'_, PackFile<'_>>,
+        files_max: usize,
+        share: &mut Share,
+        results: &mut Results,
+    ) -> Vec<Staged> {
+        let mut group: Vec<Staged> = Vec::with_capacity(files.len().min(files_max));
         let mut last: Option<(EntryId, Arc<Handle>)> = None;
-        for file in files {
+        let mut held = 0;
+        // The next file takes its own descriptor, and may be the first one in another directory.
+        while group.len() < files_max && share.fit(held + 2) == held + 2 {
+            let Some(file) = files.next() else { break };
             let (job, state) = match self.take_for_job(file.id) {
                 Ok(taken) => taken,
                 Err(fault) => {
@@ -66,7 +82,11 @@ impl Sink {
                 continue;
             }
             match self.stage(file, job, &mut last) {
-                Ok(staged) => group.push(staged),
+                Ok(staged) => {
+                    let same = |other: &Staged| Arc::ptr_eq(&other.directory, &staged.directory);
+                    held += if group.last().is_some_and(same) { 1 } else { 2 };
+                    group.push(staged);
+                }
                 Err(fault) => {
                     self.give_back(file.id, State::Wanted);
                     results.push((file.id, Err(fault)));

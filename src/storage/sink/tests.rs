@@ -33,6 +33,7 @@ struct Field {
     overwrite: Overwrite,
     sync: bool,
     descriptors: usize,
+    budget: Budget,
 }
 
 impl Field {
@@ -50,6 +51,7 @@ impl Field {
             overwrite,
             sync: true,
             descriptors: 16,
+            budget: Budget::of_process(),
         }
     }
 
@@ -74,7 +76,8 @@ impl Field {
             preserve,
             sync,
         };
-        Sink::with_descriptors(root, b"dst".to_vec(), options, self.descriptors)
+        let (descriptors, budget) = (self.descriptors, self.budget.clone());
+        Sink::with_descriptors(root, b"dst".to_vec(), options, descriptors, budget)
     }
 
     /// One file named `f` is sent; how it was placed, and whether it then was published.
@@ -1086,6 +1089,48 @@ fn nesting_ends_where_the_limit_says() {
     assert_eq!(made as u64, deepest + 1);
     let finished = sink.place((0..=deepest).rev().map(end).collect()).finished;
     assert_eq!(finished.len() as u64, deepest + 1);
+}
+
+#[test]
+fn a_spent_budget_slows_a_transfer_but_does_not_stop_it() {
+    const LEVELS: u64 = 40;
+    for (budget, left) in [(0, 0), (5, 0), (1000, 1000 - 33)] {
+        let mut field = Field::new();
+        (field.descriptors, field.budget) = (512, Budget::new(budget));
+        let sink = field.sink();
+        let mut page = vec![top()];
+        for level in 1..=LEVELS {
+            page.push(entry(
+                level,
+                level - 1,
+                b"d",
+                EntryKind::Directory,
+                metadata(0o755),
+            ));
+        }
+        for level in 0..=LEVELS {
+            page.push(entry(100 + level, level, b"f", file(1), metadata(0o644)));
+        }
+        sink.place(page);
+        // All of them, the top included, but those that everyone is guaranteed.
+        assert_eq!(field.budget.left(), left);
+        let files: Vec<PackFile<'_>> = (0..=LEVELS)
+            .map(|level| PackFile {
+                id: EntryId(100 + level),
+                bytes: b"x",
+            })
+            .collect();
+        let results = sink.store_pack(&files);
+        assert_eq!(results.len(), files.len());
+        assert!(results.iter().all(|(_, result)| result.is_ok()));
+        let mut path = field.dst();
+        for _ in 0..=LEVELS {
+            assert_eq!(fs::read(path.join("f")).unwrap(), b"x");
+            path.push("d");
+        }
+        drop(sink);
+        assert_eq!(field.budget.left(), budget);
+    }
 }
 
 #[test]
