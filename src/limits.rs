@@ -72,11 +72,8 @@ pub const LISTING_BYTES_TARGET: usize = 128 << 10;
 pub const WALK_NAMES_BYTES_MAX: usize = 16 << 20;
 /// Inodes with several links that a walk keeps in memory; more are kept on disk.
 pub const LINKS_IN_MEMORY_MAX: usize = 64 << 10;
-/// Most directories that one source holds open.
+/// Directories that one source holds open.
 pub const DIRECTORIES_OPEN_MAX: usize = 48;
-/// Directories that every source and every destination may hold open, however many there are; more
-/// are held only as long as the process has descriptors to spare.
-pub const DIRECTORIES_OPEN_MIN: usize = 8;
 /// Most READs that one data connection may have unanswered. Beyond what any engine's window asks of
 /// one connection; small enough that a queue of requests is no burden.
 pub const READS_PER_CONNECTION_MAX: usize = 64;

@@ -9,6 +9,10 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::process::{Resource, getrlimit};
 
+/// Directories that every source and every destination may hold open, however many there are; more
+/// are held only as long as the process has descriptors to spare.
+pub(crate) const DIRECTORIES_OPEN_MIN: usize = 8;
+
 /// Part of the process's descriptors that is lent out: one in so many.
 const BUDGET_SHARE: u64 = 4;
 /// Most that are lent out, however many the process may have.

@@ -10,11 +10,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::at::open_directory_below;
-use super::descriptors::{Budget, Share};
+use super::descriptors::{Budget, DIRECTORIES_OPEN_MIN, Share};
 use super::error::StorageError;
 use super::root::Root;
 use crate::ids::EntryId;
-use crate::limits::{DIRECTORIES_OPEN_MAX, DIRECTORIES_OPEN_MIN, PATH_BYTES_MAX};
+use crate::limits::{DIRECTORIES_OPEN_MAX, PATH_BYTES_MAX};
 use crate::manifest::Name;
 
 /// A directory of a walk.

@@ -5,7 +5,7 @@
 //! remembered until [`Source::forget`], so memory is bounded by what the receiver has not settled.
 //! The source does not know credit, regions or the order of the conversation.
 //!
-//! All methods take `&self`: a page can be walked while packs are filled. [`Tour`] walks, the table
+//! All methods take `&self`: a page can be walked while packs are filled. `Tour` walks, the table
 //! of files answers for handles, and both share the directories that are held open.
 
 use std::collections::HashMap;

@@ -4,8 +4,8 @@
 //! can't be misused; every unsafe block names the requirements it meets and where they are met.
 //! Nothing here knows an idea of rdcp above "register, post, poll, map".
 //!
-//! - [`reactor`]: what a lane waits on; [`ring`] (unsafe: submission entries name memory) and
-//!   [`readiness`] (safe) are its two implementations.
+//! - `reactor`: what a lane waits on; `ring` (unsafe: submission entries name memory) and
+//!   `readiness` (safe) are its two implementations.
 
 pub(crate) mod reactor;
 pub(crate) mod readiness;

@@ -4,7 +4,7 @@
 //! names a key, an offset and a length of at most one slot; bytes land in a slot that the
 //! connection draws when its way of moving bytes needs one (tcp: when the reply arrives; rdma:
 //! when the READ is posted). READs of one connection land and complete in the order in which they
-//! were posted. What lands, and where the bytes of a reply come from, is the [`Host`]'s business.
+//! were posted. What lands, and where the bytes of a reply come from, is the `Host`'s business.
 //! Nothing here knows files, digests, manifests or sessions.
 
 use std::fmt;

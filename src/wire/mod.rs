@@ -1,6 +1,6 @@
 //! Bytes on the connections, and the messages they mean.
 //!
-//! [`message`] holds what the two ends say to each other as plain values. [`encode`] appends one as
+//! [`message`] holds what the two ends say to each other as plain values. `encode` appends one as
 //! a frame, [`Decoder`] takes frames out of a stream of bytes, trusting nothing. Nothing here knows
 //! the engine, files, clocks or the configuration, nor whether bytes came by RDMA or TCP.
 #![doc = include_str!("FORMAT.md")]

@@ -15,10 +15,9 @@ use rustix::io::{self, Errno};
 
 use super::media::Media;
 use crate::ids::EntryId;
-use crate::limits::DIRECTORIES_OPEN_MIN;
 use crate::manifest::{Metadata, Name};
 use crate::storage::at::open2;
-use crate::storage::descriptors::{Budget, Share};
+use crate::storage::descriptors::{Budget, DIRECTORIES_OPEN_MIN, Share};
 use crate::storage::root::refuse_kernel_file_systems;
 use crate::storage::status::Status;
 use crate::wire::FaultCode;
