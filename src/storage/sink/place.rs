@@ -471,7 +471,8 @@ impl Page {
     }
 }
 
-/// Looks at the name of a file or link. A directory there is in the way.
+/// Looks at the name of a file or link. Only files and symlinks are ever replaced: a directory is in
+/// the way, and so is a device, FIFO or socket, which is more than a name to whoever uses it.
 fn what_is_there(spot: Spot) -> Result<(Option<Status>, Spot), Fault> {
     let name = spot.name()?;
     if spot.fresh {
@@ -482,6 +483,11 @@ fn what_is_there(spot: Spot) -> Result<(Option<Status>, Spot), Fault> {
         Ok(there) if there.is_directory() => {
             let shown = spot.directory.shown(name);
             let text = "a directory stands there; remove it or choose another place";
+            Err(StorageError::refused("write", shown, FaultCode::WrongKind, text).into())
+        }
+        Ok(there) if !there.is_file() && !there.is_symlink() => {
+            let shown = spot.directory.shown(name);
+            let text = "a device, FIFO or socket stands there; remove it or choose another place";
             Err(StorageError::refused("write", shown, FaultCode::WrongKind, text).into())
         }
         Ok(there) => Ok((Some(there), spot)),

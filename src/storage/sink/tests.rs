@@ -479,6 +479,29 @@ fn a_symlink_put_in_a_directorys_place_is_not_followed() {
 }
 
 #[test]
+fn devices_fifos_and_sockets_are_never_replaced() {
+    use std::os::unix::fs::FileTypeExt;
+    let field = Field::new();
+    let fifo = field.dst().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+    let socket = std::os::unix::net::UnixListener::bind(field.dst().join("socket")).unwrap();
+    let sink = field.sink();
+    let page = sink.place(vec![
+        top(),
+        entry(1, 0, b"fifo", file(4), metadata(0o644)),
+        entry(2, 0, b"socket", file(4), metadata(0o644)),
+        end(0),
+    ]);
+    for (_, placed) in &page.entries[1..] {
+        assert_eq!(code(placed), FaultCode::WrongKind);
+    }
+    assert!(fs::symlink_metadata(&fifo).unwrap().file_type().is_fifo());
+    let there = fs::symlink_metadata(field.dst().join("socket")).unwrap();
+    assert!(there.file_type().is_socket());
+    drop(socket);
+}
+
+#[test]
 fn symlinks_in_the_destination_are_not_directories() {
     let field = Field::new();
     let outside = field.outer.path().join("outside");
