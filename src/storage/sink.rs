@@ -35,12 +35,14 @@ use self::apply::Rules;
 use self::destination::Destination;
 use self::directory::{Directories, Handle, Parent};
 use self::notes::Notes;
-use self::part::{PartFile, UniqueNames};
+use self::part::PartFile;
 use self::published::Published;
 use crate::ids::EntryId;
 use crate::manifest::{Metadata, Name};
 use crate::storage::descriptors::Budget;
 use crate::storage::error::StorageError;
+use crate::storage::leftover::Sweeper;
+use crate::storage::part_name::UniqueNames;
 use crate::storage::root::Root;
 use crate::wire::message::{Outcome, Overwrite, Placement, Preserve};
 use crate::wire::{Fault, FaultCode};
@@ -110,6 +112,7 @@ pub struct Sink {
     budget: Budget,
     notes: Notes,
     unique: UniqueNames,
+    sweeper: Sweeper,
     published: Mutex<Published>,
     table: Mutex<Table>,
 }
@@ -193,6 +196,7 @@ impl Sink {
             group_files_max: share,
             notes: Notes::default(),
             unique: UniqueNames::new(),
+            sweeper: Sweeper::of_process(),
             published: Mutex::default(),
             table: Mutex::new(Table {
                 directories: Directories::new(share, &budget),

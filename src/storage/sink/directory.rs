@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, fgetxattr_query};
@@ -33,6 +34,8 @@ pub(crate) struct Handle {
     /// What it lies on.
     pub(crate) media: Media,
     has_default_list: OnceLock<bool>,
+    /// This run has looked for what others left in it.
+    pub(crate) swept: AtomicBool,
 }
 
 impl Handle {
@@ -54,6 +57,7 @@ impl Handle {
             inode,
             media,
             has_default_list: OnceLock::new(),
+            swept: AtomicBool::new(false),
         }
     }
 

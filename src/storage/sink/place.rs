@@ -7,6 +7,7 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, chmod, mkdirat, symlinkat, unlinkat};
 use rustix::io::Errno;
@@ -15,13 +16,13 @@ use super::apply::{OWNER_ALL, Rules, set_symlink_time};
 use super::commit::rename;
 use super::compare::{self, Decision, Offered};
 use super::directory::{Handle, Known, Parent};
-use super::part::stem_of;
 use super::{Job, Pending, Placed, PlacedPage, Sink, State};
 use crate::ids::EntryId;
 use crate::limits::{DEPTH_MAX, PATH_BYTES_MAX};
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place};
 use crate::storage::at;
 use crate::storage::error::{ShownPath, StorageError};
+use crate::storage::part_name::{is_part_name, stem_of};
 use crate::storage::status::Status;
 use crate::units::Timestamp;
 use crate::wire::message::{Outcome, Overwrite};
@@ -147,7 +148,7 @@ impl Sink {
             Place::In(id, name) => self.spot_in(*id, name, page),
         }
         .and_then(|spot| match &spot.name {
-            Some(name) if at::is_hidden(name.as_bytes()) => {
+            Some(name) if is_part_name(name.as_bytes()) => {
                 let text = format!(
                     "'{}' was left out: names of this form are those of unfinished files",
                     ShownPath(&spot.directory.shown(name))
@@ -326,6 +327,7 @@ impl Sink {
                 Decision::Exists => return Err(exists(&shown)),
             }
         }
+        self.sweep(directory, spot.fresh);
         self.make_symlink(directory, name, &shown, target, metadata)?;
         self.table().directories.touch(&spot.parent);
         if self.sync {
@@ -397,9 +399,10 @@ impl Sink {
             parent,
             directory,
             name,
-            ..
+            fresh,
         } = spot;
         let name = name.ok_or_else(nameless)?;
+        self.sweep(&directory, fresh);
         let key = (directory.inode.0, directory.inode.1, stem_of(&name));
         let mut table = self.table();
         if !table.names.insert(key) {
@@ -418,6 +421,14 @@ impl Sink {
         };
         table.pending.insert(id, Pending { job, key, state });
         Ok(())
+    }
+
+    /// Removes what runs that died left in a directory that is written into. One that this run made
+    /// (`fresh`) has nothing of the kind.
+    fn sweep(&self, directory: &Handle, fresh: bool) {
+        if !fresh && !directory.swept.swap(true, Ordering::Relaxed) {
+            self.sweeper.sweep(directory, directory.inode);
+        }
     }
 
     /// Keeps the path of a file that later entries may be links to.

@@ -10,6 +10,7 @@ use rustix::fs::{FlockOperation, XattrFlags, flock, lgetxattr, lsetxattr};
 use super::*;
 use crate::manifest::{Entry, EntryKind, Item, Note, Place};
 use crate::storage::identity::Identity;
+use crate::storage::part_name::{part_name, stem_of};
 use crate::storage::status::Status;
 use crate::units::{ByteRange, Timestamp};
 use crate::wire::message::RootName;
@@ -555,7 +556,7 @@ fn things_of_the_wrong_kind_are_in_the_way() {
 }
 
 fn part_path(field: &Field, name: &[u8]) -> PathBuf {
-    let part = part::part_name(part::stem_of(&Name::new(name).unwrap()));
+    let part = part_name(stem_of(&Name::new(name).unwrap()));
     field.dst().join(part.as_os_str())
 }
 
@@ -582,15 +583,46 @@ fn leftovers_of_ours_are_taken_over() {
 }
 
 #[test]
+fn what_dead_runs_left_is_swept_where_a_run_writes_and_nothing_else_is() {
+    let field = Field::new();
+    let at = |name: &[u8]| field.dst().join(Name::new(name).unwrap().as_os_str());
+    let [left, held] = [1, 2].map(part_name);
+    let users = at(b".rdcp-0123456789abcdef.part");
+    let (left, held) = (at(left.as_bytes()), at(held.as_bytes()));
+    for path in [&users, &left, &held] {
+        fs::write(path, "x").unwrap();
+    }
+    let other = fs::File::open(&held).unwrap();
+    flock(&other, FlockOperation::LockExclusive).unwrap();
+
+    let (placed, _) = field.send(b"new", metadata(0o644));
+    assert_eq!(placed, Placed::Fetch);
+    assert!(!left.exists());
+    assert!(held.exists() && users.exists());
+}
+
+#[test]
+fn a_users_file_called_like_one_of_ours_arrives() {
+    let field = Field::new();
+    let sink = field.sink();
+    let name = b".rdcp-0123456789abcdef.part";
+    let page = sink.place(vec![
+        top(),
+        entry(1, 0, name, file(4), metadata(0o644)),
+        end(0),
+    ]);
+    assert_eq!(page.entries[1].1, Placed::Fetch);
+    store(&sink, 1, b"mine").unwrap();
+    let path = field.dst().join(Path::new(".rdcp-0123456789abcdef.part"));
+    assert_eq!(fs::read(path).unwrap(), b"mine");
+}
+
+#[test]
 fn foreign_part_files_are_neither_followed_nor_removed() {
     let victim = "victim";
     let planted: &[fn(&Path, &Path)] = &[
         |path, victim| symlink(victim, path).unwrap(),
         |path, victim| fs::hard_link(victim, path).unwrap(),
-        |path, _| {
-            fs::write(path, "x").unwrap();
-            fs::set_permissions(path, fs::Permissions::from_mode(0o666)).unwrap();
-        },
         |path, _| fs::create_dir(path).unwrap(),
         |path, _| {
             let kind = rustix::fs::FileType::Fifo;
@@ -1030,13 +1062,7 @@ fn a_sender_that_lies_harms_nothing() {
         end(6),
         end(5),
         end(77),
-        entry(
-            8,
-            0,
-            b".rdcp-0123456789abcdef.part",
-            file(1),
-            metadata(0o644),
-        ),
+        entry(8, 0, part_name(0).as_bytes(), file(1), metadata(0o644)),
         entry(9, 0, b"empty", symlinked, metadata(0o777)),
         entry(
             10,
