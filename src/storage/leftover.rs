@@ -10,14 +10,15 @@
 //! [`part_name`]: super::part_name
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, chmod, flock, openat, unlinkat};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat, unlinkat};
 use rustix::io::{self, Errno};
 
 use super::at::{DIRECTORY_BUFFER_BYTES, read_directory};
+use super::open_up::OpenedUp;
 use super::part_name::is_part_name;
 use super::status::Status;
 use crate::manifest::Name;
@@ -194,7 +195,7 @@ fn open(directory: impl AsFd, name: &Name, seen: &Status) -> io::Result<Option<O
     let opened = match read() {
         // It has the mode of its source, which may close it even to its owner.
         Err(Errno::ACCESS) => {
-            open_up(directory, name, seen)?;
+            OpenedUp::below(directory, name.as_bytes(), 0o400)?;
             read()
         }
         answer => answer,
@@ -205,18 +206,6 @@ fn open(directory: impl AsFd, name: &Name, seen: &Status) -> io::Result<Option<O
     };
     let opened = Status::of(&file)?;
     Ok((opened.is_file() && opened.same_file(seen)).then_some(file))
-}
-
-/// Lets its owner read what is to be removed.
-fn open_up(directory: impl AsFd, name: &Name, seen: &Status) -> io::Result<()> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let there = openat(directory, name.as_bytes(), flags, Mode::empty())?;
-    if !Status::of(&there)?.same_file(seen) {
-        return Err(Errno::STALE);
-    }
-    // fchmod(2) refuses O_PATH descriptors; their magic link names the very same inode.
-    let path = format!("/proc/self/fd/{}", there.as_raw_fd());
-    chmod(path, Mode::RUSR | Mode::WUSR)
 }
 
 fn is_still(directory: impl AsFd, name: &Name, seen: &Status) -> bool {
@@ -244,8 +233,7 @@ mod tests {
     fn only_what_is_ours_and_nobodys_work_is_swept() {
         let top = tempfile::tempdir().unwrap();
         let at = |name: &Name| top.path().join(name.as_os_str());
-        let [stale, closed, live, link, second, directory] =
-            [1, 2, 3, 4, 5, 6].map(|stem| part_name(stem));
+        let [stale, closed, live, link, second, directory] = [1, 2, 3, 4, 5, 6].map(part_name);
         let own = Name::new(&b".rdcp-0123456789abcdef.part"[..]).unwrap();
         for name in [&stale, &closed, &live, &own] {
             fs::write(at(name), "x").unwrap();

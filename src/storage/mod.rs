@@ -23,6 +23,7 @@ mod directory;
 mod leftover;
 mod links;
 mod names;
+mod open_up;
 mod pack;
 mod part_name;
 mod scratch;

@@ -33,6 +33,8 @@ pub(crate) struct Handle {
     pub(crate) inode: (u64, u64),
     /// What it lies on.
     pub(crate) media: Media,
+    /// The mode that it had before it was opened up to this run.
+    pub(crate) closed_mode: Option<u32>,
     has_default_list: OnceLock<bool>,
     /// This run has looked for what others left in it.
     pub(crate) swept: AtomicBool,
@@ -56,6 +58,7 @@ impl Handle {
             path,
             inode,
             media,
+            closed_mode: None,
             has_default_list: OnceLock::new(),
             swept: AtomicBool::new(false),
         }

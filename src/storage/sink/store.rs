@@ -105,6 +105,7 @@ impl Sink {
         job: Job,
         last: &mut Option<(EntryId, Arc<Handle>)>,
     ) -> Result<Staged, Fault> {
+        self.check_running()?;
         let directory = match (&job.parent, &last) {
             (Parent::Entry(id), Some((other, directory))) if id == other => directory.clone(),
             (parent, _) => {
