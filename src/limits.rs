@@ -52,6 +52,10 @@ pub const WANT_RANGES_MAX: usize = 16 << 10;
 pub const EARLY_DIGESTS_MAX: usize = 4 * DIGESTS_MAX;
 /// Most rails that a grant has keys for.
 pub const RAILS_MAX: usize = 16;
+/// Most kinds of remarks in one message.
+pub const REMARKS_MAX: usize = 16;
+/// Most entries that one remark names, and that are kept of one kind.
+pub const REMARK_ENTRIES_MAX: usize = 4;
 /// How often a chunk is read again after its digest did not match.
 pub const REPAIRS_MAX: u32 = 3;
 /// Longest text in a fault, greeting or log line from a peer, in bytes.

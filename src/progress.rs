@@ -17,7 +17,7 @@ pub struct Progress {
     pub bytes_seen: u64,
     /// The manifest is complete: the two above are totals.
     pub totals_known: bool,
-    /// Files that ended: published, unchanged or failed.
+    /// Files that ended: published, updated, unchanged or failed.
     pub files_done: u64,
     /// Bytes of files that ended plus bytes landed of those under way.
     pub bytes_done: u64,
@@ -74,8 +74,10 @@ pub struct Report {
     pub published: u64,
     /// Regular files among them.
     pub files: u64,
-    /// Files that were there already.
+    /// Entries that were there already, as they are at the source.
     pub unchanged: u64,
+    /// Entries whose content was there and whose metadata was brought up to date.
+    pub updated: u64,
     /// Entries that failed.
     pub failed: u64,
     /// Warnings.

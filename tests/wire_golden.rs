@@ -6,8 +6,8 @@ use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Versio
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
     ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind, ManifestPage,
-    Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, RemotePath, RootName,
-    TransportOffer, Wanted, Welcome,
+    Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, Remark, RemarkKind,
+    RemotePath, RootName, TransportOffer, Wanted, Welcome,
 };
 use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
 
@@ -89,9 +89,14 @@ golden! {
         (EntryId(2), Outcome::Published { bytes: 0, digest: None }),
         (EntryId(3), Outcome::Unchanged),
         (EntryId(4), Outcome::Failed(Fault::new(FaultCode::NoSpace, "full"))),
+        (EntryId(5), Outcome::Updated),
     ]);
     finish: Message::Finish;
     finished: Message::Finished;
+    remarks: Message::Remarks(vec![
+        Remark { kind: RemarkKind::Owner, count: 1000, entries: vec![EntryId(1), EntryId(2)] },
+        Remark { kind: RemarkKind::Unknown(0x99), count: 1, entries: Vec::new() },
+    ]);
     operate_list: Message::Operate(Operation::List { path: path("data", b"x"), recursive: true });
     operate_stat: Message::Operate(Operation::Stat { path: path("data", b"x") });
     operate_sum: Message::Operate(Operation::Sum {

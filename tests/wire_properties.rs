@@ -9,8 +9,8 @@ use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Versio
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
     ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind, ManifestPage,
-    Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, RemotePath, RootName,
-    TransportOffer, Wanted, Welcome,
+    Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, Remark, RemarkKind,
+    RemotePath, RootName, TransportOffer, Wanted, Welcome,
 };
 use rdcp::wire::{
     Decoder, Envelope, FRAME_HEADER_BYTES, Fault, FaultCode, Message, WireError, encode,
@@ -194,6 +194,7 @@ fn of_transfer() -> impl Strategy<Value = Message> {
         vec((entry_id(), outcome()), 0..20).prop_map(Message::Settled),
         Just(Message::Finish),
         Just(Message::Finished),
+        vec(remark(), 0..16).prop_map(Message::Remarks),
         operation().prop_map(Message::Operate),
         vec(listed(), 0..10).prop_map(Message::Listing),
         Just(Message::Done),
@@ -470,8 +471,27 @@ fn outcome() -> impl Strategy<Value = Outcome> {
         (any::<u64>(), option::of(any::<[u8; 32]>()))
             .prop_map(|(bytes, digest)| Outcome::Published { bytes, digest }),
         Just(Outcome::Unchanged),
+        Just(Outcome::Updated),
         fault().prop_map(Outcome::Failed),
     ]
+}
+
+fn remark() -> impl Strategy<Value = Remark> {
+    let kind = prop_oneof![
+        Just(RemarkKind::Owner),
+        Just(RemarkKind::SetId),
+        Just(RemarkKind::AttributesUnsupported),
+        Just(RemarkKind::AccessListsUnsupported),
+        Just(RemarkKind::AttributesPrivileged),
+        Just(RemarkKind::LinkCopied),
+        (100_u8..).prop_map(RemarkKind::Unknown),
+    ];
+    let entries = vec(any::<u64>().prop_map(EntryId), 0..=4);
+    (kind, any::<u64>(), entries).prop_map(|(kind, count, entries)| Remark {
+        kind,
+        count,
+        entries,
+    })
 }
 
 fn operation() -> impl Strategy<Value = Operation> {

@@ -18,7 +18,9 @@ pub(super) struct Local {
     pub(super) below: Vec<u8>,
 }
 
-/// A destination: the deepest directory of it that exists is held, the rest is named below it.
+/// A destination: the deepest directory of it that exists is held, the rest is named below it. The
+/// user's links to directories are followed, wherever they lead; any other link at the end of the
+/// path is a name like another, and what is written there replaces it.
 pub(super) fn destination(path: &Path) -> Result<Local, StorageError> {
     let mut missing: Vec<Vec<u8>> = Vec::new();
     let mut held = path.to_path_buf();

@@ -21,9 +21,9 @@ use crate::session::peer::Seat;
 use crate::session::receiving::Receiving;
 use crate::session::sending::Sending;
 use crate::session::watch::{Ended, Watch, WatchOptions};
-use crate::storage::StorageError;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, WalkOptions};
+use crate::storage::{LastSymlink, StorageError};
 use crate::wire::message::{Direction, Open, Placement, RemotePath, RootName};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -186,6 +186,8 @@ async fn run_pull(
     };
     let roots = shown_roots(&placement.roots);
     let sink_options = SinkOptions {
+        // Links to directories have been followed by then.
+        last_symlink: LastSymlink::Keep,
         placement,
         overwrite: options.overwrite,
         preserve: options.preserve,
@@ -344,6 +346,7 @@ impl Account {
         tracing::info!(
             transfer = %self.id,
             published = ledger.published,
+            updated = ledger.updated,
             unchanged = ledger.unchanged,
             failed = ledger.failed,
             bytes = ledger.bytes,
@@ -373,6 +376,7 @@ impl Account {
             published: ledger.published,
             files: totals.files,
             unchanged: ledger.unchanged,
+            updated: ledger.updated,
             failed: ledger.failed,
             warnings: totals.warnings,
             bytes_moved: totals.progress.bytes_moved,

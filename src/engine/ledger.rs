@@ -17,6 +17,8 @@ pub struct Ledger {
     pub published: u64,
     /// Entries that were there already.
     pub unchanged: u64,
+    /// Entries whose content was there and whose metadata was brought up to date.
+    pub updated: u64,
     /// Entries that are not there or not complete, and skipped ones that count as failed.
     pub failed: u64,
     /// Entries left out that do not count as failed.
@@ -68,6 +70,7 @@ impl Ledger {
                 self.bytes = self.bytes.saturating_add(*bytes);
             }
             Outcome::Unchanged => self.unchanged += 1,
+            Outcome::Updated => self.updated += 1,
             Outcome::Failed(fault) => self.fail(Some(entry), fault),
         }
     }

@@ -25,6 +25,7 @@ mod operating;
 pub(crate) mod peer;
 pub(crate) mod pulse;
 pub(crate) mod receiving;
+mod remarks;
 pub(crate) mod sending;
 pub(crate) mod serving;
 pub(crate) mod watch;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use super::peer::{Inbound, Seat};
+use super::remarks::Remarks;
 use super::watch::{Attention, Ended, Watch};
 use crate::engine::receiver::{
     FetchFailure, Input, Output, PackFile, PackResult, Proof, ReceiverOptions,
@@ -25,7 +26,7 @@ use crate::memory::Slot;
 use crate::storage::sink::{self, Placed, PlacedPage, Sink};
 use crate::storage::{SinkFile, StorageError};
 use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
-use crate::wire::message::{HashKind, Wanted};
+use crate::wire::message::{HashKind, Remark, Wanted};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
 
@@ -68,6 +69,9 @@ struct Driver {
     /// Fetches whose lane was gone when they were posted. The word that it is gone waits in the inbox
     /// by then; only after that are they told to be lost, or the engine would post them there again.
     lost: Vec<FetchToken>,
+    remarks: Remarks,
+    /// Remarks that the peer was not told of yet.
+    untold: Vec<Remark>,
 }
 
 /// A big file under way.
@@ -132,6 +136,8 @@ impl Receiving {
             publishing: Vec::new(),
             linking: Vec::new(),
             lost: Vec::new(),
+            remarks: Remarks::default(),
+            untold: Vec::new(),
         };
         loop {
             if let Some(ended) = driver.carry_out().await {
@@ -266,6 +272,11 @@ impl Driver {
             let result = Err(FetchFailure::Lost);
             self.engine.handle(Input::Landed { token, result });
         }
+        // While the entries have names, at both ends.
+        self.take_remarks();
+        if self.engine.is_ending() {
+            self.sink.stop();
+        }
         while let Some(output) = self.engine.poll() {
             if let Some(ended) = self.output(output).await {
                 return Some(ended);
@@ -274,16 +285,40 @@ impl Driver {
         self.place_next();
         self.publish();
         self.link();
-        self.report_notes().await;
         None
     }
 
-    /// What the sink left out or did otherwise.
-    async fn report_notes(&mut self) {
-        for note in self.sink.take_notes() {
-            self.watch
-                .warn(Vec::new(), Fault::new(FaultCode::Special, note))
-                .await;
+    /// Takes what the sink left out or did otherwise. The peer is told at once while there are
+    /// entries to name, as few are, and of mere numbers in the end.
+    fn take_remarks(&mut self) {
+        for remark in self.sink.take_remarks() {
+            self.remarks.add(&remark, |entry| self.watch.path(entry));
+            let named = !remark.entries.is_empty();
+            match self.untold.iter_mut().find(|of| of.kind == remark.kind) {
+                Some(untold) => {
+                    untold.count = untold.count.saturating_add(remark.count);
+                    untold.entries.extend(remark.entries);
+                }
+                None => self.untold.push(remark),
+            }
+            if named {
+                self.tell_remarks();
+            }
+        }
+    }
+
+    fn tell_remarks(&mut self) {
+        if !self.untold.is_empty() {
+            let untold = std::mem::take(&mut self.untold);
+            self.seat.say(Message::Remarks(untold));
+        }
+    }
+
+    /// What was left out, once per kind.
+    async fn report_remarks(&mut self) {
+        for text in self.remarks.take() {
+            let fault = Fault::new(FaultCode::Special, text);
+            self.watch.warn(Vec::new(), fault).await;
         }
     }
 
@@ -297,7 +332,12 @@ impl Driver {
 
     async fn output(&mut self, output: Output) -> Option<Ended> {
         match output {
-            Output::Send(message) => self.seat.say(message),
+            Output::Send(message) => {
+                if matches!(message, Message::Finish | Message::Failed(_)) {
+                    self.tell_remarks();
+                }
+                self.seat.say(message);
+            }
             Output::Place { page, items } => {
                 if let Err(fault) = self.watch.learn(&items) {
                     self.over = Some(fault);
@@ -362,7 +402,10 @@ impl Driver {
                 value,
             } => {
                 if let Some(file) = self.files.get_mut(&entry) {
-                    file.holes.push(chunks);
+                    match file.holes.last_mut() {
+                        Some(last) if last.end == chunks.start => last.end = chunks.end,
+                        _ => file.holes.push(chunks),
+                    }
                     let last = chunks.end == self.chunk.count(file.len);
                     if last && value.is_some() {
                         file.last_value = value;
@@ -382,8 +425,12 @@ impl Driver {
                 self.job(move || Done::Input(Input::DirectoriesSettled(sink.settled(&entries))));
             }
             Output::Event(event) => self.watch.event(event).await,
-            Output::Finished(ledger) => return Some(self.watch.finished(ledger).await),
+            Output::Finished(ledger) => {
+                self.report_remarks().await;
+                return Some(self.watch.finished(ledger).await);
+            }
             Output::Failed { fault, ledger } => {
+                self.report_remarks().await;
                 return Some(self.watch.failed(fault, ledger).await);
             }
         }

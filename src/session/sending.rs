@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use super::machinery::{Machinery, pack_returned};
 use super::peer::{Inbound, Seat};
 use super::receiving::panic_message;
+use super::remarks::Remarks;
 use super::watch::{Attention, Ended, Watch};
 use crate::engine::sender::{ExposedWindow, FilledPack, Input, OpenedFile, Output, SenderOptions};
 use crate::engine::{Event, Sender};
@@ -61,6 +62,7 @@ struct Driver {
     exposed: HashSet<RegionId>,
     /// Packs that wait for memory.
     waiting: VecDeque<WaitingPack>,
+    remarks: Remarks,
 }
 
 /// A big file that is served.
@@ -115,6 +117,7 @@ impl Sending {
             packs: self.machinery.packs,
             exposed: HashSet::new(),
             waiting: VecDeque::new(),
+            remarks: Remarks::default(),
         };
         driver.run(job_results).await
     }
@@ -182,6 +185,13 @@ impl Driver {
         let input = match inbound {
             // The server took the request; the engine hears from its peer itself.
             Inbound::Message(Message::Opened) => return,
+            // For those who watch; it decides nothing.
+            Inbound::Message(Message::Remarks(remarks)) => {
+                for remark in &remarks {
+                    self.remarks.add(remark, |entry| self.watch.path(entry));
+                }
+                return;
+            }
             Inbound::Message(message) => Input::Message(message),
             Inbound::Over(fault) => {
                 self.over = Some(fault);
@@ -328,14 +338,26 @@ impl Driver {
                     self.source.forget(entry);
                 }
                 Output::Event(event) => self.event(event).await,
-                Output::Finished(ledger) => return Some(self.watch.finished(ledger).await),
+                Output::Finished(ledger) => {
+                    self.report_remarks().await;
+                    return Some(self.watch.finished(ledger).await);
+                }
                 Output::Failed { fault, ledger } => {
+                    self.report_remarks().await;
                     return Some(self.watch.failed(fault, ledger).await);
                 }
             }
         }
         self.fill_packs();
         None
+    }
+
+    /// What the receiver left out, once per kind.
+    async fn report_remarks(&mut self) {
+        for text in self.remarks.take() {
+            let fault = Fault::new(FaultCode::Special, text);
+            self.watch.warn(Vec::new(), fault).await;
+        }
     }
 
     async fn event(&mut self, event: Event) {
@@ -445,7 +467,16 @@ impl Driver {
                 address: 0,
                 key,
             }];
-            Done::Exposed(region, Ok(ExposedWindow { keys, extents }))
+            let hole_end = match extents.is_empty() {
+                true => source.next_data(&file, range.end),
+                false => range.end,
+            };
+            let window = ExposedWindow {
+                keys,
+                extents,
+                hole_end,
+            };
+            Done::Exposed(region, Ok(window))
         });
     }
 

@@ -25,9 +25,9 @@ use crate::engine::receiver::ReceiverOptions;
 use crate::engine::sender::SenderOptions;
 use crate::ids::{SessionId, TransferId};
 use crate::server::ServerLimits;
-use crate::storage::Root;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, SourceSpec, WalkOptions};
+use crate::storage::{LastSymlink, Root};
 use crate::wire::message::{Direction, Open, RemotePath, TransportOffer};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -504,6 +504,7 @@ async fn transfer_task(serving: Arc<Serving>, seat: Seat, open: Open) {
             %session,
             %transfer,
             published = ledger.published,
+            updated = ledger.updated,
             unchanged = ledger.unchanged,
             failed = ledger.failed,
             bytes = ledger.bytes,
@@ -586,6 +587,7 @@ async fn receive(
         .map(|root| root.name.clone())
         .collect();
     let options = SinkOptions {
+        last_symlink: LastSymlink::Follow,
         placement,
         overwrite,
         preserve: open.preserve,

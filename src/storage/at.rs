@@ -79,11 +79,6 @@ pub fn read_link(directory: impl AsFd, name: &Name) -> io::Result<Vec<u8>> {
     readlinkat(directory, name.as_bytes(), Vec::new()).map(std::ffi::CString::into_bytes)
 }
 
-/// Whether a name is one of our own files in the making, which no listing shows.
-pub fn is_hidden(name: &[u8]) -> bool {
-    name.starts_with(b".rdcp-") && (name.ends_with(b".part") || name.ends_with(b".journal"))
-}
-
 /// Calls `each` with every name in the directory but `.` and `..`, in the file system's order.
 /// Stops at the first error, of the listing or of `each`.
 pub fn read_directory<E: From<Errno>>(

@@ -55,6 +55,16 @@ impl Extents {
     }
 }
 
+/// Where data begins at or after `position`; `len`, the file's length, if there is none.
+pub fn next_data(file: impl AsFd, position: u64, len: u64) -> u64 {
+    match seek(file, SeekFrom::Data(position)) {
+        Ok(start) => start.max(position).min(len),
+        Err(Errno::NXIO) => len,
+        // What can't be told counts as data.
+        Err(_) => position,
+    }
+}
+
 /// The data in `range`, ascending and disjoint, in at most `max` extents (at least one is allowed):
 /// where there are more, the smallest holes count as data.
 ///

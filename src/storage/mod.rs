@@ -20,9 +20,12 @@ pub mod xattr;
 
 mod descriptors;
 mod directory;
+mod leftover;
 mod links;
 mod names;
+mod open_up;
 mod pack;
+mod part_name;
 mod scratch;
 mod tour;
 mod walk;

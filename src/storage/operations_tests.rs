@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::*;
 use crate::storage::identity::Identity;
+use crate::storage::part_name::part_name;
 
 fn never() -> bool {
     false
@@ -20,7 +21,8 @@ fn tree() -> tempfile::TempDir {
     fs::create_dir_all(top.path().join("d/sub/deep")).unwrap();
     fs::write(top.path().join("d/file"), "abc").unwrap();
     fs::write(top.path().join("d/sub/other"), "").unwrap();
-    fs::write(top.path().join("d/.rdcp-1.part"), "").unwrap();
+    let part = part_name(1);
+    fs::write(top.path().join("d").join(part.as_os_str()), "").unwrap();
     symlink("../..", top.path().join("d/up")).unwrap();
     top
 }

@@ -27,6 +27,7 @@ mod store;
 mod tests;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
@@ -35,14 +36,16 @@ use self::apply::Rules;
 use self::destination::Destination;
 use self::directory::{Directories, Handle, Parent};
 use self::notes::Notes;
-use self::part::{PartFile, UniqueNames};
+use self::part::PartFile;
 use self::published::Published;
 use crate::ids::EntryId;
 use crate::manifest::{Metadata, Name};
 use crate::storage::descriptors::Budget;
 use crate::storage::error::StorageError;
-use crate::storage::root::Root;
-use crate::wire::message::{Outcome, Overwrite, Placement, Preserve};
+use crate::storage::leftover::Sweeper;
+use crate::storage::part_name::UniqueNames;
+use crate::storage::root::{LastSymlink, Root};
+use crate::wire::message::{Outcome, Overwrite, Placement, Preserve, Remark};
 use crate::wire::{Fault, FaultCode};
 
 pub use self::store::PackFile;
@@ -59,6 +62,9 @@ const DESCRIPTORS_MIN: u64 = 8;
 /// How a receiver treats its destination.
 #[derive(Clone, Debug)]
 pub struct SinkOptions {
+    /// Whether a symlink in the destination's place stands for its target, or is itself the name
+    /// that a file gets.
+    pub last_symlink: LastSymlink,
     /// How sources become names.
     pub placement: Placement,
     /// What to do about what is there.
@@ -109,7 +115,11 @@ pub struct Sink {
     /// What open directories and groups take their descriptors from.
     budget: Budget,
     notes: Notes,
+    stopped: AtomicBool,
+    /// Held while directories that are finished are opened up once more.
+    reopening: Mutex<()>,
     unique: UniqueNames,
+    sweeper: Sweeper,
     published: Mutex<Published>,
     table: Mutex<Table>,
 }
@@ -169,7 +179,9 @@ impl Sink {
         let share = share.clamp(DESCRIPTORS_MIN, DESCRIPTORS_MAX);
         let share = usize::try_from(share).unwrap_or(usize::MAX);
         let budget = Budget::of_process();
-        Self::with_descriptors(root, destination.into(), options, share, budget)
+        let mut sink = Self::with_descriptors(root, destination.into(), options, share, budget);
+        sink.sweeper = Sweeper::of_process();
+        sink
     }
 
     fn with_descriptors(
@@ -180,19 +192,23 @@ impl Sink {
         budget: Budget,
     ) -> Self {
         let SinkOptions {
+            last_symlink,
             placement,
             overwrite,
             preserve,
             sync,
         } = options;
         Self {
-            destination: Destination::new(root, destination, placement, sync),
+            destination: Destination::new(root, destination, last_symlink, placement, sync),
             rules: Rules::new(preserve),
             overwrite,
             sync,
             group_files_max: share,
             notes: Notes::default(),
+            stopped: AtomicBool::new(false),
+            reopening: Mutex::new(()),
             unique: UniqueNames::new(),
+            sweeper: Sweeper::default(),
             published: Mutex::default(),
             table: Mutex::new(Table {
                 directories: Directories::new(share, &budget),
@@ -204,10 +220,23 @@ impl Sink {
         }
     }
 
-    /// Sentences about what was left out or done otherwise, each kind once; those since the last
-    /// call. They are no failures.
-    pub fn take_notes(&self) -> Vec<String> {
+    /// What was left out or done otherwise since the last call. No failures.
+    pub fn take_remarks(&self) -> Vec<Remark> {
         self.notes.take()
+    }
+
+    /// From now on nothing new is published: what was not begun fails as cancelled, at once. What is
+    /// being synced may end.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there is still any sense in beginning something.
+    fn check_running(&self) -> Result<(), Fault> {
+        if self.stopped.load(Ordering::Relaxed) {
+            return Err(Fault::new(FaultCode::Cancelled, "the transfer was ended"));
+        }
+        Ok(())
     }
 
     /// Gives an entry's part file up, if it has one: closes it and removes its hidden name. The

@@ -21,7 +21,7 @@ use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fcntl_setfl};
 use super::at;
 use super::directory::{Directory, OpenDirectories};
 use super::error::StorageError;
-use super::extents::Extents;
+use super::extents::{Extents, next_data};
 use super::file::SourceFile;
 use super::root::Root;
 use super::status::Status;
@@ -131,6 +131,11 @@ impl Source {
     /// Where the file has data within `range`, in at most `max` extents.
     pub fn extents(&self, file: &OpenSource, range: ByteRange, max: usize) -> Vec<ByteRange> {
         file.extents.of(file.file.as_fd(), range, max)
+    }
+
+    /// Where the file has data next, from `position` on; its length if there is no more.
+    pub fn next_data(&self, file: &OpenSource, position: u64) -> u64 {
+        next_data(file.file.as_fd(), position, file.len)
     }
 
     /// Whether the open file still has this version. A file that can't be looked at has not.

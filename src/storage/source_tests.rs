@@ -11,6 +11,7 @@ use super::*;
 use crate::limits::PAGE_ITEMS_MAX;
 use crate::manifest::{Entry, EntryKind, Item, Note, Place};
 use crate::storage::identity::Identity;
+use crate::storage::part_name::part_name;
 use crate::wire::Fault;
 
 const ARCHIVE: Preserve = Preserve {
@@ -145,10 +146,14 @@ fn what_is_not_carried_is_noted() {
     let at = |name: &str| top.path().join(name);
     mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     symlink("/etc/passwd", at("link")).unwrap();
-    fs::write(at(".rdcp-0123.part"), "half").unwrap();
-    fs::write(at(".rdcp-0123.journal"), "").unwrap();
+    let part = part_name(1);
+    fs::write(top.path().join(part.as_os_str()), "half").unwrap();
+    // Only called like one of ours: it is content.
+    let own = ".rdcp-0123456789abcdef.part";
+    fs::write(at(own), "whole").unwrap();
     let items = manifest(&source(top.path(), &[b""], Preserve::default()));
-    assert_eq!(entries(&items).len(), 1);
+    assert_eq!(entries(&items).len(), 2);
+    named(&items, own.as_bytes());
     let notes = skipped(&items);
     assert_eq!(notes.len(), 2);
     assert!(

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use super::at::{DIRECTORY_BUFFER_BYTES, is_hidden, read_directory};
+use super::at::{DIRECTORY_BUFFER_BYTES, read_directory};
 use super::directory::{Directory, OpenDirectories};
 use super::error::StorageError;
 use super::names::{NameSorter, SortedNames};
+use super::part_name::is_part_name;
 use super::status::Status;
 use crate::ids::EntryId;
 use crate::limits::DEPTH_MAX;
@@ -66,7 +67,8 @@ pub(super) enum TroubleAt {
     Directory(Arc<Directory>),
 }
 
-/// Which of our own files a walk shows.
+/// Which of our own files in the making a walk shows. A user's file that is only called like one is
+/// content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OwnFiles {
     /// None: they are not content.
@@ -197,7 +199,7 @@ impl Walk {
         let fd = open.open(directory)?;
         let own_files = self.own_files;
         read_directory(&fd, &mut self.buffer, |name: &[u8], _: FileType| {
-            if own_files == OwnFiles::Hidden && is_hidden(name) {
+            if own_files == OwnFiles::Hidden && is_part_name(name) {
                 return Ok(());
             }
             sorter.push(name)
@@ -267,6 +269,7 @@ impl Walk {
 mod tests {
     use super::*;
     use crate::storage::identity::Identity;
+    use crate::storage::part_name::part_name;
     use crate::storage::root::Root;
     use std::fs;
     use std::os::unix::ffi::OsStrExt;
@@ -299,13 +302,14 @@ mod tests {
     fn names_come_depth_first_in_byte_order() {
         let top = tempfile::tempdir().unwrap();
         fs::create_dir_all(top.path().join("b/d")).unwrap();
+        let ours = part_name(1);
         for name in [
             &b"b/d/x"[..],
             b"b/a",
             b"a\nb",
             b"\xff\xfe",
             b"-rf",
-            b".rdcp-1.part",
+            ours.as_bytes(),
         ] {
             fs::write(top.path().join(std::ffi::OsStr::from_bytes(name)), "").unwrap();
         }

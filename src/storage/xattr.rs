@@ -45,6 +45,32 @@ pub fn is_carried(name: &[u8]) -> bool {
         )
 }
 
+/// What a file's mode says without its access list: the group's own permissions, as far as the mask
+/// allows them, in place of the mask. A value that is no list changes nothing.
+pub fn mode_without_list(mode: u32, list: &[u8]) -> u32 {
+    const VERSION: [u8; 4] = 2_u32.to_le_bytes();
+    const GROUP_OBJECT: u16 = 0x04;
+    const MASK: u16 = 0x10;
+    // Entries are a tag, permissions and an id, all little-endian (acl(5), linux/posix_acl_xattr.h).
+    let Some(entries) = list.strip_prefix(&VERSION) else {
+        return mode;
+    };
+    let permissions = |wanted: u16| {
+        entries.chunks_exact(8).find_map(|entry| {
+            let tag = u16::from_le_bytes([entry[0], entry[1]]);
+            let granted = u16::from_le_bytes([entry[2], entry[3]]);
+            (tag == wanted).then_some(u32::from(granted) & 0o7)
+        })
+    };
+    match permissions(GROUP_OBJECT) {
+        Some(group) => {
+            let group = group & permissions(MASK).unwrap_or(0o7);
+            (mode & !0o070) | (group << 3)
+        }
+        None => mode,
+    }
+}
+
 /// The carried attributes of an open file or directory (not `O_PATH`).
 pub fn read_open(file: impl AsFd) -> Result<Xattrs, XattrError> {
     let file = file.as_fd();
@@ -120,4 +146,50 @@ fn read_values(
     }
     carried.sort_unstable();
     Ok(carried)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_gets_its_own_permissions_where_the_list_is_lost() {
+        let list = |entries: &[(u16, u16, u32)]| {
+            let mut value = 2_u32.to_le_bytes().to_vec();
+            for (tag, permissions, id) in entries {
+                value.extend(tag.to_le_bytes());
+                value.extend(permissions.to_le_bytes());
+                value.extend(id.to_le_bytes());
+            }
+            value
+        };
+        let none = u32::MAX;
+        // user::rw-, user:1000:rwx, group::r--, mask::rwx, other::---
+        let full = list(&[
+            (1, 6, none),
+            (2, 7, 1000),
+            (4, 4, none),
+            (16, 7, none),
+            (32, 0, none),
+        ]);
+        assert_eq!(mode_without_list(0o670, &full), 0o640);
+        let masked = list(&[
+            (1, 6, none),
+            (2, 7, 1000),
+            (4, 6, none),
+            (16, 4, none),
+            (32, 0, none),
+        ]);
+        assert_eq!(mode_without_list(0o1640, &masked), 0o1640);
+        let plain = list(&[(1, 6, none), (4, 5, none), (32, 0, none)]);
+        assert_eq!(mode_without_list(0o650, &plain), 0o650);
+        for broken in [
+            &b""[..],
+            b"\x02\0\0\0",
+            b"\x03\0\0\0\x04\0\0\0\0\0\0\0",
+            &full[..9],
+        ] {
+            assert_eq!(mode_without_list(0o670, broken), 0o670);
+        }
+    }
 }

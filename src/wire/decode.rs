@@ -5,7 +5,8 @@
 use crate::ids::{EntryId, RegionId, RemoteKey, SessionId};
 use crate::limits::{
     BATCH_ENTRIES_MAX, DIGESTS_MAX, GRANT_EXTENTS_MAX, PACK_FILES_MAX, PAGE_ITEMS_MAX, RAILS_MAX,
-    ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX, XATTRS_MAX,
+    REMARK_ENTRIES_MAX, REMARKS_MAX, ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX,
+    XATTRS_MAX,
 };
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
@@ -13,8 +14,8 @@ use crate::wire::codec::Reader;
 use crate::wire::kind::Kind;
 use crate::wire::message::{
     ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind, ManifestPage,
-    Message, Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, RemotePath,
-    RootName, TransportOffer, Wanted, Welcome,
+    Message, Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, Remark,
+    RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
 };
 use crate::wire::{Fault, FaultCode, WireError, tag};
 
@@ -64,6 +65,7 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
         })?),
         Kind::Finish => Message::Finish,
         Kind::Finished => Message::Finished,
+        Kind::Remarks => Message::Remarks(r.short_list(REMARKS_MAX, 10, "remarks", read_remark)?),
         Kind::Operate => Message::Operate(read_operation(r)?),
         Kind::Listing => {
             Message::Listing(r.list(BATCH_ENTRIES_MAX, LISTED_BYTES_MIN, "lines", read_listed)?)
@@ -418,8 +420,26 @@ fn read_outcome(r: &mut Reader<'_>) -> Result<Outcome> {
         }
         tag::OUTCOME_UNCHANGED => Ok(Outcome::Unchanged),
         tag::OUTCOME_FAILED => read_fault(r).map(Outcome::Failed),
+        tag::OUTCOME_UPDATED => Ok(Outcome::Updated),
         _ => Err(r.invalid("outcome")),
     }
+}
+
+fn read_remark(r: &mut Reader<'_>) -> Result<Remark> {
+    let kind = match r.u8()? {
+        tag::REMARK_OWNER => RemarkKind::Owner,
+        tag::REMARK_SET_ID => RemarkKind::SetId,
+        tag::REMARK_ATTRIBUTES_UNSUPPORTED => RemarkKind::AttributesUnsupported,
+        tag::REMARK_ACCESS_LISTS_UNSUPPORTED => RemarkKind::AccessListsUnsupported,
+        tag::REMARK_ATTRIBUTES_PRIVILEGED => RemarkKind::AttributesPrivileged,
+        tag::REMARK_LINK_COPIED => RemarkKind::LinkCopied,
+        kind => RemarkKind::Unknown(kind),
+    };
+    Ok(Remark {
+        kind,
+        count: r.u64()?,
+        entries: r.short_list(REMARK_ENTRIES_MAX, 8, "entries", read_entry_id)?,
+    })
 }
 
 fn read_digest(r: &mut Reader<'_>, present: bool) -> Result<Option<[u8; 32]>> {

@@ -2,7 +2,8 @@
 
 use crate::limits::{
     BATCH_ENTRIES_MAX, DIGESTS_MAX, GRANT_EXTENTS_MAX, PACK_FILES_MAX, PAGE_ITEMS_MAX, RAILS_MAX,
-    ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX, XATTRS_MAX,
+    REMARK_ENTRIES_MAX, REMARKS_MAX, ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX,
+    XATTRS_MAX,
 };
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Note, Place};
 use crate::units::Timestamp;
@@ -10,7 +11,8 @@ use crate::wire::Fault;
 use crate::wire::codec::Writer;
 use crate::wire::message::{
     Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind, ManifestPage, Message, Open,
-    Operation, Outcome, Overwrite, Placement, Preserve, RemotePath, Wanted, Welcome,
+    Operation, Outcome, Overwrite, Placement, Preserve, Remark, RemarkKind, RemotePath, Wanted,
+    Welcome,
 };
 use crate::wire::tag;
 
@@ -88,6 +90,7 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
                 },
             );
         }
+        Message::Remarks(remarks) => w.short_list(remarks, REMARKS_MAX, "remarks", write_remark),
         Message::Operate(operation) => write_operation(w, operation),
         Message::Listing(lines) => w.list(lines, BATCH_ENTRIES_MAX, "lines", write_listed),
     }
@@ -362,11 +365,31 @@ fn write_outcome(w: &mut Writer<'_>, outcome: &Outcome) {
             write_digest(w, digest.as_ref());
         }
         Outcome::Unchanged => w.u8(tag::OUTCOME_UNCHANGED),
+        Outcome::Updated => w.u8(tag::OUTCOME_UPDATED),
         Outcome::Failed(fault) => {
             w.u8(tag::OUTCOME_FAILED);
             write_fault(w, fault);
         }
     }
+}
+
+fn write_remark(w: &mut Writer<'_>, remark: &Remark) {
+    w.u8(match remark.kind {
+        RemarkKind::Owner => tag::REMARK_OWNER,
+        RemarkKind::SetId => tag::REMARK_SET_ID,
+        RemarkKind::AttributesUnsupported => tag::REMARK_ATTRIBUTES_UNSUPPORTED,
+        RemarkKind::AccessListsUnsupported => tag::REMARK_ACCESS_LISTS_UNSUPPORTED,
+        RemarkKind::AttributesPrivileged => tag::REMARK_ATTRIBUTES_PRIVILEGED,
+        RemarkKind::LinkCopied => tag::REMARK_LINK_COPIED,
+        RemarkKind::Unknown(kind) => kind,
+    });
+    w.u64(remark.count);
+    w.short_list(
+        &remark.entries,
+        REMARK_ENTRIES_MAX,
+        "entries",
+        |w, entry| w.u64(entry.0),
+    );
 }
 
 fn write_digest(w: &mut Writer<'_>, digest: Option<&[u8; 32]>) {

@@ -38,7 +38,11 @@ fn append(envelope: &Envelope, out: &mut Vec<u8>) -> Result<(), EncodeError> {
     let mut writer = Writer::new(out);
     writer.u32(0); // the length, known below
     writer.u16(kind.to_wire());
-    writer.u16(FLAG_REFUSE_UNKNOWN);
+    writer.u16(if kind.may_be_skipped() {
+        0
+    } else {
+        FLAG_REFUSE_UNKNOWN
+    });
     writer.array(&envelope.transfer.0);
     write_message(&mut writer, &envelope.message);
     writer.finish()?;

@@ -56,12 +56,18 @@ kinds! {
     Settled = 29,
     Finish = 30,
     Finished = 31,
+    Remarks = 32,
     Operate = 48,
     Listing = 49,
     Done = 50,
 }
 
 impl Kind {
+    /// Whether a reader that does not know it may skip it.
+    pub(super) const fn may_be_skipped(self) -> bool {
+        matches!(self, Self::Remarks)
+    }
+
     /// Whether it belongs to the session and so stands under no transfer's id.
     pub(super) const fn is_of_session(self) -> bool {
         self.to_wire() < Self::Open.to_wire()

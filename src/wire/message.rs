@@ -18,7 +18,8 @@
 //!   Release         ->                     after the last completion was polled
 //!   Close           ->                     is the file still in the version that was granted?
 //!                   <-      Closed
-//!   Settled         ->                     published, unchanged or failed; durable when told
+//!   Settled         ->                     published, updated, unchanged or failed; durable when told
+//!   Remarks         ->                     what was left out, before the Settled of what it names
 //!   Finish          ->                     everything is settled
 //!                   <-      Finished
 //! ```
@@ -110,6 +111,9 @@ pub enum Message {
     Finish,
     /// Sender: seen.
     Finished,
+    /// Receiver: what it left out or did otherwise. Adds to what was remarked before. A sender that
+    /// does not know it skips it.
+    Remarks(Vec<Remark>),
 
     /// Client: one operation outside transfers.
     Operate(Operation),
@@ -364,6 +368,39 @@ pub enum Outcome {
     Unchanged,
     /// It is not there, for this reason.
     Failed(Fault),
+    /// Its content was there already; mode, owner, attributes or times were brought up to date.
+    Updated,
+}
+
+/// Something that a receiver left out or did otherwise, of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remark {
+    /// What.
+    pub kind: RemarkKind,
+    /// Of how many entries, beyond those that were counted before.
+    pub count: u64,
+    /// The first of them; few, and only while they are not settled.
+    pub entries: Vec<EntryId>,
+}
+
+/// What a receiver may remark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum RemarkKind {
+    /// Its user may not give files away.
+    Owner,
+    /// Set-user-id and set-group-id bits are never taken from a peer.
+    SetId,
+    /// The file system keeps no attributes.
+    AttributesUnsupported,
+    /// The file system keeps no access lists.
+    AccessListsUnsupported,
+    /// Attributes that are never taken from peers.
+    AttributesPrivileged,
+    /// A hard link could not be made, so the file was copied.
+    LinkCopied,
+    /// Something that a later release knows.
+    Unknown(u8),
 }
 
 /// Operations outside transfers.

@@ -50,6 +50,14 @@ pub(super) const PART_ALL: u8 = 3;
 pub(super) const OUTCOME_PUBLISHED: u8 = 1;
 pub(super) const OUTCOME_UNCHANGED: u8 = 2;
 pub(super) const OUTCOME_FAILED: u8 = 3;
+pub(super) const OUTCOME_UPDATED: u8 = 4;
+
+pub(super) const REMARK_OWNER: u8 = 1;
+pub(super) const REMARK_SET_ID: u8 = 2;
+pub(super) const REMARK_ATTRIBUTES_UNSUPPORTED: u8 = 3;
+pub(super) const REMARK_ACCESS_LISTS_UNSUPPORTED: u8 = 4;
+pub(super) const REMARK_ATTRIBUTES_PRIVILEGED: u8 = 5;
+pub(super) const REMARK_LINK_COPIED: u8 = 6;
 
 pub(super) const OPERATE_LIST: u8 = 1;
 pub(super) const OPERATE_STAT: u8 = 2;

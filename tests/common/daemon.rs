@@ -29,7 +29,17 @@ impl Daemon {
     /// log can be read.
     #[track_caller]
     pub(crate) fn start(args: &[OsString], environment: &[(&str, OsString)]) -> Self {
-        let mut child = Command::new(program("rdcpd"))
+        Self::start_command(Command::new(program("rdcpd")), args, environment)
+    }
+
+    /// The same by a command that somebody else prepared, as another user for example.
+    #[track_caller]
+    pub(crate) fn start_command(
+        mut command: Command,
+        args: &[OsString],
+        environment: &[(&str, OsString)],
+    ) -> Self {
+        let mut child = command
             .args(["--log-format", "json"])
             .args(args)
             .env_clear()

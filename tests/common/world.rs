@@ -2,7 +2,10 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use tempfile::TempDir;
 
@@ -86,6 +89,36 @@ impl World {
             "--listen".into(),
             "127.0.0.1:0".into(),
         ])
+    }
+
+    /// A daemon that serves `export` as `data`, writable, and runs as this user, to whom the export
+    /// is given. Needs root.
+    #[track_caller]
+    pub(crate) fn serve_by(&self, user: u32) -> Daemon {
+        let give = |path: &Path| {
+            std::os::unix::fs::chown(path, Some(user), Some(user)).expect("root may do this");
+        };
+        let open = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(self.directory.path(), open).expect("it is ours");
+        give(&self.path("export"));
+        give(&self.make("state"));
+        // Where cargo builds may be closed to other users.
+        let copy = self.path("rdcpd");
+        fs::copy(program("rdcpd"), &copy).expect("there is space");
+        let mut command = Command::new(copy);
+        command.uid(user).gid(user);
+        let mut export = OsString::from("data=");
+        export.push(self.path("export"));
+        export.push(":rw");
+        let args = [
+            "--state-dir".into(),
+            self.path("state").into_os_string(),
+            "--export".into(),
+            export,
+            "--listen".into(),
+            "127.0.0.1:0".into(),
+        ];
+        Daemon::start_command(command, &args, &self.environment())
     }
 
     /// A daemon with these arguments, and with its state in this world.

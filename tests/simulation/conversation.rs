@@ -76,6 +76,7 @@ fn line((side, message): &(Side, Message)) -> String {
             let of = outcomes.iter().map(|(entry, outcome)| match outcome {
                 Outcome::Published { bytes, .. } => format!(" {entry} published {bytes}"),
                 Outcome::Unchanged => format!(" {entry} unchanged"),
+                Outcome::Updated => format!(" {entry} updated"),
                 Outcome::Failed(fault) => format!(" {entry} failed {:?}", fault.code),
                 other => format!(" {entry} {other:?}"),
             });
@@ -201,6 +202,28 @@ fn holes_are_granted_without_bytes_and_never_read() {
             digest: None,
         };
         assert_eq!(pair.outcomes[&EntryId(0)], published);
+    }
+}
+
+#[test]
+fn a_run_of_holes_of_any_length_takes_a_few_grants() {
+    for hash in [HashKind::Blake3, HashKind::None] {
+        let mut plan = quiet(hash);
+        // Data in the middle, beginning within its chunk, and at the end.
+        let mut sparse = file(20_000 * MIB);
+        sparse.data.fill(false);
+        sparse.data[12_345] = true;
+        sparse.data[19_999] = true;
+        plan.tree.add_file(None, sparse, false);
+        let (pair, said) = conversation(plan);
+        let grants: Vec<&String> = said.iter().filter(|line| line.contains("grant")).collect();
+        // Four windows are out before the first says that it is a hole; a window of data follows
+        // each long run, and three more are out by then.
+        assert!(grants.len() <= 16, "{grants:?}");
+        let Outcome::Published { bytes, .. } = pair.outcomes[&EntryId(0)] else {
+            panic!("{:?}", pair.outcomes);
+        };
+        assert_eq!(bytes, 2 * MIB);
     }
 }
 

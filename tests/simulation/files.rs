@@ -142,6 +142,16 @@ impl SourceFile {
         extents
     }
 
+    /// Where data begins at or after a position, as `SEEK_DATA` tells it.
+    pub fn next_data(&self, position: u64, size: ChunkSize) -> u64 {
+        let rest = ByteRange {
+            start: position,
+            end: self.len,
+        };
+        let first = self.extents(rest, size).first().map(|extent| extent.start);
+        first.unwrap_or(self.len)
+    }
+
     pub fn change(&mut self, random: &mut Random, seen: bool) {
         if !self.generations.is_empty() {
             let chunk = random.index(self.generations.len());

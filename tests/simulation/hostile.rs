@@ -268,7 +268,10 @@ impl ReceiverSide {
                 entry,
                 result: result.map(|()| None),
             },
-            Output::Link { entry, .. } => Input::Linked { entry, result },
+            Output::Link { entry, .. } => Input::Linked {
+                entry,
+                result: result.map(|()| choose(2) == 0),
+            },
             Output::Settled(_) => Input::DirectoriesSettled(Vec::new()),
             other => panic!("{other:?} is no job"),
         });
@@ -446,6 +449,7 @@ impl SenderSide {
                 let window = ExposedWindow {
                     keys: Vec::new(),
                     extents,
+                    hole_end: number(choose),
                 };
                 let result = if fails {
                     Err(fault(choose))
@@ -523,12 +527,13 @@ fn fault(choose: Choose<'_>) -> Fault {
 }
 
 fn outcome(choose: Choose<'_>) -> Outcome {
-    match choose(3) {
+    match choose(4) {
         0 => Outcome::Published {
             bytes: number(choose),
             digest: None,
         },
         1 => Outcome::Unchanged,
+        2 => Outcome::Updated,
         _ => Outcome::Failed(fault(choose)),
     }
 }

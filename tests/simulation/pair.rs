@@ -827,6 +827,7 @@ impl Pair {
                 let file = &self.plan.tree.files[&entry];
                 assert!(file_len == file.len && range.end <= file_len && !range.is_empty());
                 let extents = file.extents(range, self.plan.sender.chunk);
+                let hole_end = file.next_data(range.end, self.plan.sender.chunk);
                 let content = Content::Window { entry, range };
                 self.expose(region, content, range.len());
                 Input::Exposed {
@@ -834,6 +835,7 @@ impl Pair {
                     result: Ok(ExposedWindow {
                         keys: keys(region),
                         extents,
+                        hole_end,
                     }),
                 }
             }
@@ -1200,7 +1202,7 @@ impl Pair {
                 assert!(there, "linked to {to}, which is not there");
                 Input::Linked {
                     entry,
-                    result: Ok(()),
+                    result: Ok(true),
                 }
             }
             Output::Settled(entries) => {
@@ -1351,11 +1353,12 @@ impl Pair {
 }
 
 /// A ledger without the order of events, which the two ends see differently.
-fn account(ledger: &Ledger) -> ([u64; 6], BTreeSet<String>, BTreeSet<String>) {
+fn account(ledger: &Ledger) -> ([u64; 7], BTreeSet<String>, BTreeSet<String>) {
     let counts = [
         ledger.told,
         ledger.published,
         ledger.unchanged,
+        ledger.updated,
         ledger.failed,
         ledger.skipped,
         ledger.bytes,

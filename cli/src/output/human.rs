@@ -110,11 +110,13 @@ fn about(path: &[u8], fault: &Fault) -> String {
 fn summary_line(summary: &Summary) -> String {
     let elapsed = duration(summary.elapsed);
     let mut parts = Vec::new();
-    if summary.published == 0 && summary.failed == 0 && summary.unchanged > 0 {
-        return format!(
-            "nothing to copy, {} unchanged ({elapsed})",
-            summary.unchanged
-        );
+    let there = summary.unchanged + summary.updated;
+    if summary.published == 0 && summary.failed == 0 && there > 0 {
+        let mut line = format!("nothing to copy, {} unchanged", summary.unchanged);
+        if summary.updated > 0 {
+            line.push_str(&format!(", {} updated", summary.updated));
+        }
+        return format!("{line} ({elapsed})");
     }
     let mut first = format!(
         "{}, {} in {elapsed}",
@@ -129,6 +131,9 @@ fn summary_line(summary: &Summary) -> String {
     parts.push(first);
     if summary.unchanged > 0 {
         parts.push(format!("{} unchanged", summary.unchanged));
+    }
+    if summary.updated > 0 {
+        parts.push(format!("{} updated", summary.updated));
     }
     if summary.failed > 0 {
         parts.push(format!("{} failed", summary.failed));
@@ -159,6 +164,7 @@ mod tests {
             published: 3,
             files: 3,
             unchanged: 0,
+            updated: 0,
             failed: 0,
             warnings: 0,
             bytes: 3 << 30,
@@ -207,6 +213,13 @@ mod tests {
             ..summary()
         });
         assert_eq!(line, "nothing to copy, 5 unchanged (2.0 s)");
+        let line = summary_line(&Summary {
+            published: 0,
+            files: 0,
+            updated: 2,
+            ..summary()
+        });
+        assert_eq!(line, "nothing to copy, 0 unchanged, 2 updated (2.0 s)");
     }
 
     #[test]

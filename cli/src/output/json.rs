@@ -198,6 +198,7 @@ struct Totals {
     published: u64,
     files: u64,
     unchanged: u64,
+    updated: u64,
     failed: u64,
     warnings: u64,
     bytes: u64,
@@ -306,6 +307,7 @@ impl Json {
             published: summary.published,
             files: summary.files,
             unchanged: summary.unchanged,
+            updated: summary.updated,
             failed: summary.failed,
             warnings: summary.warnings,
             bytes: summary.bytes,
@@ -473,6 +475,7 @@ fn file_body(path: &[u8], outcome: &Outcome, size: u64) -> FileBody {
             ..body("published")
         },
         Outcome::Unchanged => body("unchanged"),
+        Outcome::Updated => body("updated"),
         Outcome::Failed(fault) => FileBody {
             error: Some(FaultFields::new(fault)),
             ..body("failed")

@@ -58,6 +58,8 @@ pub(crate) struct Summary {
     pub(crate) files: u64,
     /// Files that were there.
     pub(crate) unchanged: u64,
+    /// Entries of which only metadata differed.
+    pub(crate) updated: u64,
     /// Entries that failed.
     pub(crate) failed: u64,
     /// Warnings.
@@ -81,6 +83,7 @@ impl From<&Report> for Summary {
             published: report.published,
             files: report.files,
             unchanged: report.unchanged,
+            updated: report.updated,
             failed: report.failed,
             warnings: report.warnings,
             bytes: report.bytes_published,

@@ -291,17 +291,18 @@ impl Receiver {
     pub(super) fn linked(
         &mut self,
         entry: EntryId,
-        result: Result<(), Fault>,
+        result: Result<bool, Fault>,
     ) -> Result<(), Fault> {
         self.job_done()?;
         match result {
-            Ok(()) => self.settle(
+            Ok(true) => self.settle(
                 entry,
                 Outcome::Published {
                     bytes: 0,
                     digest: None,
                 },
             ),
+            Ok(false) => self.settle(entry, Outcome::Unchanged),
             Err(fault) => {
                 let full = self.full_fault(&fault);
                 self.settle(entry, Outcome::Failed(fault));

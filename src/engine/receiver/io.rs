@@ -106,8 +106,8 @@ pub enum Input {
     Linked {
         /// From the output.
         entry: EntryId,
-        /// The name exists, or why not.
-        result: Result<(), Fault>,
+        /// Whether the name had to be made, or why it is not there.
+        result: Result<bool, Fault>,
     },
     /// Answer to [`Output::Settled`]: directories that are done with since nothing below them is
     /// outstanding any more, each told once.

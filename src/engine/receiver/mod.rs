@@ -285,7 +285,8 @@ impl Receiver {
         Ok(())
     }
 
-    fn is_ending(&self) -> bool {
+    /// Whether the run was cut short: nothing new is to be begun.
+    pub fn is_ending(&self) -> bool {
         matches!(self.stage, Stage::Ending { .. } | Stage::Ended)
     }
 

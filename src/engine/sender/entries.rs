@@ -55,6 +55,8 @@ pub(super) struct OpenFile {
     pub(super) remaining: Remaining,
     /// Regions that are out or on their way, ascending.
     pub(super) windows: Vec<RegionId>,
+    /// The window that was made last has no data.
+    pub(super) in_hole: bool,
     /// The grant that says so was sent.
     pub(super) last_granted: bool,
     /// SHA-256: the value of the chunk that was hashed last.
@@ -171,6 +173,7 @@ impl Sender {
                     len: file.len,
                     remaining,
                     windows: Vec::new(),
+                    in_hole: false,
                     last_granted: false,
                     hashed: None,
                 });
@@ -267,7 +270,7 @@ impl Sender {
             (Outcome::Failed(_), _) => true,
             (_, State::Told | State::Declined) => true,
             (Outcome::Published { .. }, State::Packed | State::Confirmed) => true,
-            (Outcome::Published { .. } | Outcome::Unchanged, _) => false,
+            (Outcome::Published { .. } | Outcome::Unchanged | Outcome::Updated, _) => false,
         };
         if !allowed {
             return Err(protocol("a file is published that was not confirmed"));

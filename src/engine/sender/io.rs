@@ -131,6 +131,8 @@ pub struct ExposedWindow {
     pub keys: Vec<RegionKey>,
     /// Where the window has data, absolute in the file, ascending and disjoint.
     pub extents: Vec<ByteRange>,
+    /// If the window has no data: where the file's next data begins, its length if there is none.
+    pub hole_end: u64,
 }
 
 /// A pack that may be read.

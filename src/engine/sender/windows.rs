@@ -3,14 +3,14 @@
 use crate::engine::{internal, protocol};
 use crate::ids::{EntryId, RegionId};
 use crate::limits::{GRANT_EXTENTS_MAX, WINDOW_BYTES};
-use crate::units::{ByteRange, ChunkIndex};
+use crate::units::{ByteRange, ChunkIndex, ChunkRange};
 use crate::wire::message::{Grant, GrantPart, HashKind, RegionKey};
 use crate::wire::{Fault, Message};
 
 use super::entries::State;
 use super::packing::Turn;
 use super::proofs::Proofs;
-use super::regions::{Content, RegionStage};
+use super::regions::{Content, Region, RegionStage};
 use super::{ExposedWindow, Output, Sender};
 
 /// Most windows of one file that are out at once; a quarter of the credit each is all of it.
@@ -22,6 +22,8 @@ pub(super) struct Window {
     pub(super) entry: EntryId,
     /// Its bytes in the file.
     range: ByteRange,
+    /// One past the last chunk of the wanted run that it is of.
+    run_end: u64,
     /// No window of the file comes after it.
     last: bool,
     keys: Vec<RegionKey>,
@@ -44,7 +46,9 @@ impl Sender {
             let record = self.entries.get(&entry).filter(|record| !record.settled);
             match record.map(|record| &record.state) {
                 Some(State::Open(file)) if !file.remaining.is_done() => {
-                    if file.windows.len() < WINDOWS_PER_FILE_MAX {
+                    let waits =
+                        file.in_hole && file.windows.iter().any(|region| self.is_made(region));
+                    if file.windows.len() < WINDOWS_PER_FILE_MAX && !waits {
                         return Some(entry);
                     }
                     self.open.rotate_left(1);
@@ -54,6 +58,11 @@ impl Sender {
             }
         }
         None
+    }
+
+    fn is_made(&self, region: &RegionId) -> bool {
+        let held = self.regions.get(region);
+        held.is_some_and(|held| held.stage == RegionStage::Making)
     }
 
     /// Exposes the file's next window if it fits into `limit` bytes.
@@ -87,6 +96,7 @@ impl Sender {
         let window = Window {
             entry,
             range,
+            run_end: next.end,
             last,
             keys: Vec::new(),
             extents: Vec::new(),
@@ -130,9 +140,16 @@ impl Sender {
         match result {
             Ok(exposed) => {
                 held.stage = RegionStage::Exposed;
+                let is_hole = exposed.extents.is_empty();
                 if let Some(window) = held.window_mut() {
                     window.keys = exposed.keys;
                     window.extents = coarsen(exposed.extents);
+                }
+                if let Some(file) = self.open_file(entry) {
+                    file.in_hole = is_hole;
+                }
+                if is_hole {
+                    self.extend_hole(entry, region, exposed.hole_end);
                 }
                 if self.is_ending() || self.open_file(entry).is_none() {
                     self.withdraw(region);
@@ -146,6 +163,43 @@ impl Sender {
             }
         }
         Ok(())
+    }
+
+    /// Lets one window tell a whole run of holes: without that, a huge sparse file is walked in steps
+    /// of a window each, and every step is a job and a message that no credit holds back.
+    ///
+    /// Only the window before the next one can grow, so in a hole windows are made one by one. With SHA-256 none does: zeros are hashed as well
+    /// there, and that holds the steps back.
+    fn extend_hole(&mut self, entry: EntryId, region: RegionId, hole_end: u64) {
+        let (size, hash) = (self.options.chunk, self.options.hash);
+        let window = self.regions.get(&region).and_then(Region::window);
+        let Some((end, run_end)) = window.map(|window| (window.range.end, window.run_end)) else {
+            return;
+        };
+        let Some(file) = self.open_file(entry) else {
+            return;
+        };
+        let next = file.remaining.peek();
+        let follows = |next: &ChunkRange| size.index_of(end).0 == next.start && next.end == run_end;
+        let Some(next) = next.filter(follows) else {
+            return;
+        };
+        // The chunk in which data begins is no hole.
+        let hole_chunks = if hole_end >= file.len {
+            next.end
+        } else {
+            size.index_of(hole_end).0.min(next.end)
+        };
+        if hash == HashKind::Sha256 || hole_chunks <= next.start {
+            return;
+        }
+        let end = size.range(ChunkIndex(hole_chunks - 1), file.len).end;
+        file.remaining.advance(hole_chunks - next.start);
+        let last = file.remaining.is_done();
+        if let Some(window) = self.regions.get_mut(&region).and_then(Region::window_mut) {
+            window.range.end = end;
+            window.last = last;
+        }
     }
 
     /// Grants the file's windows that are exposed and proved, in order.

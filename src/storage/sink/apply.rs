@@ -13,13 +13,14 @@ use rustix::fs::{
 };
 use rustix::io::{self, Errno};
 
-use super::notes::{Notes, Subject};
+use super::compare::is_same_time;
+use super::notes::NotesOf;
 use crate::manifest::{Metadata, Name};
 use crate::storage::error::StorageError;
 use crate::storage::status::Status;
 use crate::storage::xattr::{self, XattrError};
 use crate::units::Timestamp;
-use crate::wire::message::Preserve;
+use crate::wire::message::{Preserve, RemarkKind};
 
 /// Permission and sticky bits: all that a peer may decide.
 const MODE_FROM_PEER: u32 = 0o1777;
@@ -27,6 +28,8 @@ const MODE_FROM_PEER: u32 = 0o1777;
 const PERMISSIONS: u32 = 0o777;
 /// What a directory needs for this run to fill it.
 pub(crate) const OWNER_ALL: u32 = 0o700;
+/// What a file needs for its owner to look at it.
+pub(crate) const OWNER_READS: u32 = 0o400;
 const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
 const ACCESS_LIST: &str = "system.posix_acl_access";
@@ -70,15 +73,15 @@ impl Rules {
     }
 
     /// Sets attributes and mtime of a complete new file. `inherits`: its directory gave it an
-    /// access list.
+    /// access list. Tells whether the source's access list could not be kept.
     pub(crate) fn apply_content_metadata(
         &self,
         file: impl AsFd,
         inherits: bool,
         shown: &[u8],
         metadata: &Metadata,
-        notes: &Notes,
-    ) -> Result<(), StorageError> {
+        notes: NotesOf<'_>,
+    ) -> Result<bool, StorageError> {
         let file = file.as_fd();
         if self.preserve.xattrs && inherits {
             match fremovexattr(file, ACCESS_LIST) {
@@ -88,9 +91,30 @@ impl Rules {
                 }
             }
         }
-        self.apply_xattrs(file, shown, metadata, notes)?;
+        let applied = self.apply_xattrs(file, shown, metadata, notes)?;
         futimens(file, &times(metadata.mtime))
-            .map_err(|errno| StorageError::new("set the time of", shown, errno))
+            .map_err(|errno| StorageError::new("set the time of", shown, errno))?;
+        Ok(applied.list_dropped)
+    }
+
+    /// The mode to give what has this mode at its source and whose access list could not be kept.
+    /// There the group's bits are the list's mask, which may allow far more than the group has.
+    pub(crate) fn mode_without_list(&self, mode: u32, metadata: &Metadata) -> u32 {
+        let list = metadata
+            .xattrs
+            .iter()
+            .find(|(name, _)| name == ACCESS_LIST.as_bytes());
+        match list {
+            Some((_, value)) if self.preserve.mode => xattr::mode_without_list(mode, value),
+            _ => mode,
+        }
+    }
+
+    /// Whether this mode's set-id bits must be remarked to be missing.
+    pub(crate) fn note_set_id(&self, source: u32, mode: u32, notes: NotesOf<'_>) {
+        if self.preserve.mode && source & !mode & (SET_UID | SET_GID) != 0 {
+            notes.add(RemarkKind::SetId);
+        }
     }
 
     /// Sets the owner, which takes set-id bits off, and then the mode.
@@ -100,13 +124,14 @@ impl Rules {
         shown: &[u8],
         metadata: &Metadata,
         mode: Option<u32>,
-        notes: &Notes,
+        notes: NotesOf<'_>,
     ) -> Result<(), StorageError> {
         let file = file.as_fd();
         if self.preserve.owner {
             let (uid, gid) = owner(metadata);
             note_refused_owner(fchown(file, uid, gid), shown, notes)?;
         }
+        self.note_set_id(metadata.mode, mode.unwrap_or(0), notes);
         match mode {
             Some(mode) => set_mode(file, mode, shown),
             None => Ok(()),
@@ -119,24 +144,30 @@ impl Rules {
         file: BorrowedFd<'_>,
         shown: &[u8],
         metadata: &Metadata,
-        notes: &Notes,
-    ) -> Result<(), StorageError> {
+        notes: NotesOf<'_>,
+    ) -> Result<Applied, StorageError> {
+        let mut applied = Applied::default();
         if !self.preserve.xattrs {
-            return Ok(());
+            return Ok(applied);
         }
         for (name, value) in &metadata.xattrs {
             if !xattr::is_carried(name) {
-                notes.add(Subject::PrivilegedXattr, shown);
+                notes.add(RemarkKind::AttributesPrivileged);
                 continue;
             }
             match fsetxattr(file, name.as_slice(), value, XattrFlags::empty()) {
-                Err(Errno::NOTSUP) => notes.add(Subject::XattrsUnsupported, shown),
-                answer => {
-                    answer.map_err(|errno| StorageError::new("set attributes of", shown, errno))?
+                Err(Errno::NOTSUP) if name.starts_with(b"user.") => {
+                    notes.add(RemarkKind::AttributesUnsupported);
                 }
+                Err(Errno::NOTSUP) => {
+                    applied.list_dropped |= name == ACCESS_LIST.as_bytes();
+                    notes.add(RemarkKind::AccessListsUnsupported);
+                }
+                Err(errno) => return Err(StorageError::new("set attributes of", shown, errno)),
+                Ok(()) => applied.any = true,
             }
         }
-        Ok(())
+        Ok(applied)
     }
 
     /// Brings the metadata of what stays to what the source has. Tells whether anything differed.
@@ -147,14 +178,18 @@ impl Rules {
         metadata: &Metadata,
         before: &Status,
         mode: u32,
-        notes: &Notes,
+        notes: NotesOf<'_>,
     ) -> Result<bool, StorageError> {
         let file = file.as_fd();
-        let mut changed = false;
-        if self.preserve.xattrs && self.update_xattrs(file, shown, metadata, notes)? {
-            changed = true;
+        let (mut changed, mut mode) = (false, mode);
+        if self.preserve.xattrs {
+            let applied = self.update_xattrs(file, shown, metadata, notes)?;
+            changed = applied.any;
+            if applied.list_dropped {
+                mode = self.mode_without_list(mode, metadata);
+            }
         }
-        let mut mode = mode;
+        self.note_set_id(metadata.mode, mode, notes);
         if self.preserve.owner && (before.uid, before.gid) != (metadata.uid, metadata.gid) {
             let (uid, gid) = owner(metadata);
             if note_refused_owner(fchown(file, uid, gid), shown, notes)? {
@@ -180,8 +215,8 @@ impl Rules {
         file: BorrowedFd<'_>,
         shown: &[u8],
         metadata: &Metadata,
-        notes: &Notes,
-    ) -> Result<bool, StorageError> {
+        notes: NotesOf<'_>,
+    ) -> Result<Applied, StorageError> {
         let present = match xattr::read_open(file) {
             Ok(present) => present,
             // More than a source can have: they differ.
@@ -190,22 +225,56 @@ impl Rules {
                 return Err(StorageError::new("read attributes of", shown, errno));
             }
         };
-        let mut wanted = metadata.xattrs.clone();
+        let carried = |(name, _): &&(Vec<u8>, Vec<u8>)| xattr::is_carried(name);
+        let mut wanted: Vec<_> = metadata.xattrs.iter().filter(carried).cloned().collect();
+        if wanted.len() < metadata.xattrs.len() {
+            notes.add(RemarkKind::AttributesPrivileged);
+        }
         wanted.sort_unstable();
+        let mut applied = Applied::default();
         if present == wanted {
-            return Ok(false);
+            return Ok(applied);
         }
         let superfluous = present
             .iter()
             .filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name));
         for (name, _) in superfluous {
             match fremovexattr(file, name.as_slice()) {
-                Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => {}
+                Ok(()) => applied.any = true,
+                Err(Errno::NODATA | Errno::NOTSUP) => {}
                 Err(errno) => return Err(StorageError::new("remove attributes of", shown, errno)),
             }
         }
-        self.apply_xattrs(file, shown, metadata, notes)?;
-        Ok(true)
+        let set = self.apply_xattrs(file, shown, metadata, notes)?;
+        applied.any |= set.any;
+        applied.list_dropped = set.list_dropped;
+        Ok(applied)
+    }
+
+    /// Brings owner and mtime of a symlink that stays to the source's. Tells whether they differed.
+    pub(crate) fn update_symlink(
+        &self,
+        directory: impl AsFd,
+        name: &Name,
+        shown: &[u8],
+        metadata: &Metadata,
+        there: &Status,
+        notes: NotesOf<'_>,
+    ) -> Result<bool, StorageError> {
+        let directory = directory.as_fd();
+        let mut changed = false;
+        if self.preserve.owner && (there.uid, there.gid) != (metadata.uid, metadata.gid) {
+            let (uid, gid) = owner(metadata);
+            let flags = AtFlags::SYMLINK_NOFOLLOW;
+            let answer = rustix::fs::chownat(directory, name.as_bytes(), uid, gid, flags);
+            changed = note_refused_owner(answer, shown, notes)?;
+        }
+        if !is_same_time(there.mtime, metadata.mtime) {
+            set_symlink_time(directory, name, metadata.mtime)
+                .map_err(|errno| StorageError::new("set the time of", shown, errno))?;
+            changed = true;
+        }
+        Ok(changed)
     }
 
     /// Sets owner and mtime of a symlink by its name; it has no mode of its own.
@@ -215,7 +284,7 @@ impl Rules {
         name: &Name,
         shown: &[u8],
         metadata: &Metadata,
-        notes: &Notes,
+        notes: NotesOf<'_>,
     ) -> Result<(), StorageError> {
         let directory = directory.as_fd();
         if self.preserve.owner {
@@ -227,6 +296,15 @@ impl Rules {
         set_symlink_time(directory, name, metadata.mtime)
             .map_err(|errno| StorageError::new("set the time of", shown, errno))
     }
+}
+
+/// What setting attributes came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Applied {
+    /// Something was set or removed.
+    any: bool,
+    /// The source has an access list, and the file system keeps none.
+    list_dropped: bool,
 }
 
 /// Sets the mtime of what has this name; a symlink itself, not its target.
@@ -277,12 +355,12 @@ fn owner(metadata: &Metadata) -> (Option<Uid>, Option<Gid>) {
 fn note_refused_owner(
     answer: io::Result<()>,
     shown: &[u8],
-    notes: &Notes,
+    notes: NotesOf<'_>,
 ) -> Result<bool, StorageError> {
     match answer {
         Ok(()) => Ok(true),
         Err(Errno::PERM | Errno::INVAL | Errno::NOTSUP) => {
-            notes.add(Subject::OwnerRefused, shown);
+            notes.add(RemarkKind::Owner);
             Ok(false)
         }
         Err(errno) => Err(StorageError::new("set the owner of", shown, errno)),

@@ -78,6 +78,7 @@ impl Sink {
     /// `Busy` while another transfer writes the same name; `Denied` when something that is not ours
     /// stands in the part file's place; what the file system says.
     pub fn prepare(&self, entry: EntryId, file_len: u64) -> Result<Arc<dyn SinkFile>, Fault> {
+        self.check_running()?;
         let (job, state) = self.take_for_job(entry)?;
         if !matches!(state, State::Wanted) {
             self.give_back(entry, state);
@@ -143,25 +144,32 @@ impl Sink {
     /// Commits a group of complete files and tells what became of each.
     pub(super) fn commit(&self, mut group: Vec<Staged>, results: &mut Results) {
         self.each(&mut group, results, |staged| {
+            self.check_running()?;
             let shown = staged.shown();
             let metadata = &staged.job.metadata;
-            self.rules.apply_content_metadata(
+            let list_dropped = self.rules.apply_content_metadata(
                 staged.fd(),
                 self.rules.preserve.xattrs && staged.directory.has_default_list(),
                 &shown,
                 metadata,
-                &self.notes,
-            )
+                self.notes.of(staged.entry),
+            )?;
+            if list_dropped && let Some(mode) = staged.mode {
+                staged.mode = Some(self.rules.mode_without_list(mode, metadata));
+            }
+            Ok(())
         });
         if let Err(fault) = self.sync_files(&group) {
             self.fail_all(group, &fault, results);
             return;
         }
         self.each(&mut group, results, |staged| {
+            self.check_running()?;
             let shown = staged.shown();
             let metadata = &staged.job.metadata;
+            let notes = self.notes.of(staged.entry);
             self.rules
-                .apply_access(staged.fd(), &shown, metadata, staged.mode, &self.notes)?;
+                .apply_access(staged.fd(), &shown, metadata, staged.mode, notes)?;
             let (directory, name) = (&staged.directory, &staged.job.name);
             rename(directory, staged.hidden(), name, self.must_be_new(), &shown)?;
             if let StagedFile::Part(part) = &staged.file {
@@ -190,12 +198,12 @@ impl Sink {
         &self,
         group: &mut Vec<Staged>,
         results: &mut Results,
-        step: impl Fn(&Staged) -> Result<(), StorageError>,
+        mut step: impl FnMut(&mut Staged) -> Result<(), Fault>,
     ) {
-        group.retain(|staged| match step(staged) {
+        group.retain_mut(|staged| match step(staged) {
             Ok(()) => true,
-            Err(error) => {
-                self.give_up(staged, Err(error.into()), results);
+            Err(fault) => {
+                self.give_up(staged, Err(fault), results);
                 false
             }
         });
@@ -226,6 +234,7 @@ impl Sink {
             durable().for_each(|staged| start_writeback(staged.fd()));
         }
         for staged in durable() {
+            self.check_running()?;
             fsync(staged.fd()).map_err(|errno| StorageError::new("sync", staged.shown(), errno))?;
         }
         Ok(())

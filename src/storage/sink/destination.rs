@@ -5,15 +5,19 @@
 //! the sending peer. This is the only place below a destination where a symlink is followed,
 //! because the user wrote the path.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{Mode, fsync, mkdirat};
 use rustix::io::Errno;
 
+use super::apply::OWNER_ALL;
 use super::directory::{Handle, join};
 use crate::manifest::Name;
 use crate::storage::error::{ShownPath, StorageError};
+use crate::storage::open_up::OpenedUp;
 use crate::storage::root::{LastSymlink, Root};
+use crate::storage::status::Status;
 use crate::wire::FaultCode;
 use crate::wire::message::Placement;
 
@@ -30,6 +34,8 @@ pub(crate) struct Target {
 pub(crate) struct Destination {
     root: Arc<Root>,
     path: Vec<u8>,
+    /// Whether a symlink in the destination's place stands for its target.
+    last: LastSymlink,
     placement: Placement,
     sync: bool,
     held: Mutex<Held>,
@@ -46,6 +52,7 @@ impl Destination {
     pub(crate) fn new(
         root: Arc<Root>,
         mut path: Vec<u8>,
+        last: LastSymlink,
         mut placement: Placement,
         sync: bool,
     ) -> Self {
@@ -56,6 +63,7 @@ impl Destination {
         Self {
             root,
             path,
+            last,
             placement,
             sync,
             held: Mutex::default(),
@@ -81,8 +89,9 @@ impl Destination {
             ));
         };
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let itself = self.itself(&mut held)?;
-        if is_directory && (root.contents || root.name.is_empty()) {
+        let contents = is_directory && (root.contents || root.name.is_empty());
+        let itself = self.itself(&mut held, contents)?;
+        if contents {
             return match itself {
                 Some(directory) => Ok(Target {
                     directory,
@@ -124,13 +133,19 @@ impl Destination {
         rest(&held.itself).or_else(|| rest(&held.parent))
     }
 
-    /// The destination, if it is a directory that is there.
-    fn itself(&self, held: &mut Held) -> Result<Option<Arc<Handle>>, StorageError> {
+    /// The destination, if it is a directory that is there. One that becomes a source's copy
+    /// (`contents`) may have got a mode from an earlier run that closes it to its own owner.
+    fn itself(&self, held: &mut Held, contents: bool) -> Result<Option<Arc<Handle>>, StorageError> {
         if let Some(handle) = &held.itself {
             return Ok(Some(handle.clone()));
         }
-        let found = match self.root.resolve(&self.path, LastSymlink::Follow) {
-            Ok((_, status)) if status.is_directory() => self.open(&self.path)?,
+        let found = match self.root.resolve(&self.path, self.last) {
+            Ok((seen, status)) if status.is_directory() => match self.open(&self.path) {
+                Err(error) if error.errno() == Some(Errno::ACCESS) && contents => {
+                    self.open_closed(seen, status).ok_or(error)?
+                }
+                answer => answer?,
+            },
             Ok(_) => return Ok(None),
             Err(error) if error.errno() == Some(Errno::NOENT) => return Ok(None),
             Err(error) => return Err(error),
@@ -221,6 +236,15 @@ impl Destination {
         Ok(Arc::new(handle))
     }
 
+    /// Opens the destination up to us, if it is ours.
+    fn open_closed(&self, seen: OwnedFd, before: Status) -> Option<Arc<Handle>> {
+        OpenedUp::seen(seen, before, OWNER_ALL).ok()?;
+        let fd = self.root.open_dir(&self.path).ok()?;
+        let (mut handle, status) = Handle::new(fd, self.path.as_slice().into()).ok()?;
+        handle.closed_mode = status.same_file(&before).then_some(before.mode);
+        Some(Arc::new(handle))
+    }
+
     fn checked(&self, name: &[u8]) -> Result<Name, StorageError> {
         Name::new(name).map_err(|error| {
             let shown = join(&self.path, name);
@@ -270,7 +294,13 @@ mod tests {
             make_parents: row.make_parents,
             roots,
         };
-        let destination = Destination::new(root, row.destination.into(), placement, true);
+        let destination = Destination::new(
+            root,
+            row.destination.into(),
+            LastSymlink::Follow,
+            placement,
+            true,
+        );
         let target = destination
             .target(0, row.is_directory)
             .map_err(|error| error.code())?;

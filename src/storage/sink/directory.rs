@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, fgetxattr_query};
@@ -32,7 +33,11 @@ pub(crate) struct Handle {
     pub(crate) inode: (u64, u64),
     /// What it lies on.
     pub(crate) media: Media,
+    /// The mode that it had before it was opened up to this run.
+    pub(crate) closed_mode: Option<u32>,
     has_default_list: OnceLock<bool>,
+    /// This run has looked for what others left in it.
+    pub(crate) swept: AtomicBool,
 }
 
 impl Handle {
@@ -53,7 +58,9 @@ impl Handle {
             path,
             inode,
             media,
+            closed_mode: None,
             has_default_list: OnceLock::new(),
+            swept: AtomicBool::new(false),
         }
     }
 

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use rustix::fs::{Mode, fchmod, fsync, futimens};
 
 use super::Sink;
-use super::apply::times;
+use super::apply::{OWNER_ALL, times};
+use super::compare::is_same_time;
 use super::directory::{Directory, Handle, Parent};
 use crate::ids::EntryId;
 use crate::storage::error::StorageError;
@@ -54,22 +55,14 @@ impl Sink {
                 continue;
             };
             let answer = handle.and_then(|handle| {
-                let changed = self.finish_one(&handle, &directory)?;
-                Ok((handle, changed))
-            });
-            let outcome = match answer {
-                Ok((_, false)) => Outcome::Unchanged,
-                Ok((handle, true)) => {
-                    if self.sync && handle.media.can_sync() {
-                        unsynced.push((outcomes.len(), handle));
-                    }
-                    Outcome::Published {
-                        bytes: 0,
-                        digest: None,
-                    }
+                let outcome = self.finish_one(id, &handle, &directory)?;
+                let written = directory.touched || outcome != Outcome::Unchanged;
+                if written && self.sync && handle.media.can_sync() {
+                    unsynced.push((outcomes.len(), handle));
                 }
-                Err(fault) => Outcome::Failed(fault),
-            };
+                Ok(outcome)
+            });
+            let outcome = answer.unwrap_or_else(Outcome::Failed);
             outcomes.push((id, outcome));
             if unsynced.len() >= SYNCED_TOGETHER_MAX {
                 sync(&mut unsynced, &mut outcomes);
@@ -80,8 +73,14 @@ impl Sink {
         outcomes
     }
 
-    /// Gives a directory its final metadata. Tells whether anything about it changed.
-    fn finish_one(&self, handle: &Handle, directory: &Directory) -> Result<bool, Fault> {
+    /// Gives a directory its final metadata. Tells whether it is new, or anything about it changed
+    /// that is not what it holds.
+    fn finish_one(
+        &self,
+        id: EntryId,
+        handle: &Handle,
+        directory: &Directory,
+    ) -> Result<Outcome, Fault> {
         let shown = &*handle.path;
         let failed = |op| move |errno| StorageError::new(op, shown, errno);
         let now = Status::of(handle).map_err(failed("look at"))?;
@@ -90,23 +89,36 @@ impl Sink {
             .rules
             .directory_mode(metadata.mode, &directory.before, directory.made);
         // Opened up for this run only, so giving the mode back is no change.
-        let opened_up = now.mode != mode && directory.before.mode == mode;
+        let before = directory.before;
+        let opened_up =
+            !directory.made && now.mode != before.mode && now.mode == before.mode | OWNER_ALL;
         let seen = if opened_up {
-            Status { mode, ..now }
+            Status {
+                mode: before.mode,
+                ..now
+            }
         } else {
             now
         };
         let updated = self
             .rules
-            .update(handle, shown, metadata, &seen, mode, &self.notes)?;
-        if opened_up {
-            fchmod(handle, Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))?;
+            .update(handle, shown, metadata, &seen, mode, self.notes.of(id))?;
+        if opened_up && !updated {
+            fchmod(handle, Mode::from_raw_mode(before.mode)).map_err(failed("set the mode of"))?;
         }
-        let timed = directory.touched || now.mtime != metadata.mtime;
-        if timed {
+        if directory.touched || !is_same_time(now.mtime, metadata.mtime) {
             futimens(handle, &times(metadata.mtime)).map_err(failed("set the time of"))?;
         }
-        Ok(updated || timed)
+        Ok(if directory.made {
+            Outcome::Published {
+                bytes: 0,
+                digest: None,
+            }
+        } else if updated || !is_same_time(before.mtime, metadata.mtime) {
+            Outcome::Updated
+        } else {
+            Outcome::Unchanged
+        })
     }
 }
 

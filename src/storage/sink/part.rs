@@ -8,11 +8,12 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags, fallocate, fchmod, flock,
-    fstatvfs, ftruncate, openat, statx, unlinkat,
+    AtFlags, FallocateFlags, Mode, OFlags, StatxFlags, fallocate, fchmod, fstatvfs, ftruncate,
+    openat, statx, unlinkat,
 };
 use rustix::io::{Errno, pwrite};
 
@@ -21,15 +22,11 @@ use super::media::Media;
 use crate::manifest::Name;
 use crate::storage::error::{ShownPath, StorageError};
 use crate::storage::file::{DirectIo, SinkFile};
+use crate::storage::leftover::{Leftover, Lock, lock, remove_if_stale};
+use crate::storage::part_name::{part_name, stem_of};
 use crate::storage::status::Status;
 use crate::units::ByteRange;
 use crate::wire::FaultCode;
-
-/// Every name that a run makes before the final one starts like this,
-const PREFIX: &[u8] = b".rdcp-";
-/// and ends like this; 16 hexadecimal digits stand between.
-const SUFFIX: &[u8] = b".part";
-const DIGITS: usize = 16;
 
 /// Files from this length on are written around the page cache where the file system lets us:
 /// below it the cache is as cheap, and a sync soon after finds little to do.
@@ -38,43 +35,9 @@ const DIRECT_BYTES_MIN: u64 = 4 << 20;
 /// with the buffered write of the tail.
 const DIRECT_ALIGNMENT_BYTES: u32 = 4096;
 /// How often a part file is made anew when another process removes it between two steps.
-const RACES_MAX: usize = 8;
-
-/// What identifies a final name in its part file's name.
-pub(crate) fn stem_of(name: &Name) -> u64 {
-    let hash = blake3::hash(name.as_bytes());
-    let mut first = [0; 8];
-    first.copy_from_slice(&hash.as_bytes()[..8]);
-    u64::from_be_bytes(first)
-}
-
-/// `.rdcp-0123456789abcdef.part`. Always the same length, so that a final name of `NAME_MAX` bytes
-/// has one too.
-pub(crate) fn part_name(stem: u64) -> Name {
-    let mut bytes = Vec::with_capacity(PREFIX.len() + DIGITS + SUFFIX.len());
-    bytes.extend_from_slice(PREFIX);
-    for byte in stem.to_be_bytes() {
-        bytes.extend([byte >> 4, byte & 0xf].map(|digit| b"0123456789abcdef"[usize::from(digit)]));
-    }
-    bytes.extend_from_slice(SUFFIX);
-    Name::new(bytes).expect("a short name of harmless letters is a name")
-}
-
-/// Names that no other run makes, for what is renamed at once: small files, symlinks, links.
-#[derive(Debug)]
-pub(crate) struct UniqueNames(AtomicU64);
-
-impl UniqueNames {
-    pub(crate) fn new() -> Self {
-        Self(AtomicU64::new(u64::from_ne_bytes(
-            crate::sys::random_bytes(),
-        )))
-    }
-
-    pub(crate) fn next(&self) -> Name {
-        part_name(self.0.fetch_add(1, Ordering::Relaxed))
-    }
-}
+pub(crate) const RACES_MAX: usize = 8;
+/// Before the next try where somebody else has the lock.
+const BUSY_PAUSE: Duration = Duration::from_millis(2);
 
 /// A file that is being filled, under its hidden name.
 #[derive(Debug)]
@@ -129,8 +92,8 @@ impl PartFile {
                 named: AtomicBool::new(true),
             };
             // Somebody may take it for a leftover in the moment before it is locked.
-            let is_ours = lock(&new.file).map_err(failed("lock the part file of"))?;
-            if !is_ours || !is_still(&directory, &part, new.inode) {
+            let locked = lock(&new.file).map_err(failed("lock the part file of"))?;
+            if locked == Lock::Busy || !is_still(&directory, &part, new.inode) {
                 continue;
             }
             if natural.is_some() {
@@ -271,48 +234,22 @@ fn create_new(directory: &Handle, part: &Name, mode: Mode) -> rustix::io::Result
     openat(directory, part.as_bytes(), flags, mode)
 }
 
-/// Locks a file against other transfers; `false` if another one has the lock.
-fn lock(file: &OwnedFd) -> rustix::io::Result<bool> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(true),
-        Err(Errno::WOULDBLOCK) => Ok(false),
-        // File systems without locks have at least O_EXCL.
-        Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK | Errno::INVAL) => Ok(true),
-        Err(errno) => Err(errno),
-    }
-}
-
 fn is_still(directory: &Handle, name: &Name, inode: (u64, u64)) -> bool {
     Status::at(directory, name).is_ok_and(|seen| (seen.device, seen.inode) == inode)
 }
 
-/// Removes a part file that an earlier run of ours left, and nothing else.
+/// Removes a part file that an earlier run of ours left, and nothing else. `Ok` says to try again.
 fn remove_leftover(directory: &Handle, part: &Name, shown: &[u8]) -> Result<(), StorageError> {
-    let failed = |errno: Errno| StorageError::new("take over the part file of", shown, errno);
-    // NONBLOCK: a planted FIFO must not hold us up.
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let left = match openat(directory, part.as_bytes(), flags, Mode::empty()) {
-        Err(Errno::NOENT) => return Ok(()),
-        Err(Errno::LOOP) => return Err(foreign(directory, part, shown)),
-        answer => answer.map_err(failed)?,
-    };
-    let status = Status::of(&left).map_err(failed)?;
-    let ours = status.is_file()
-        && status.links <= 1
-        && status.uid == rustix::process::geteuid().as_raw()
-        && status.mode & 0o022 == 0;
-    if !ours {
-        return Err(foreign(directory, part, shown));
-    }
-    if !lock(&left).map_err(failed)? {
-        return Err(busy(shown));
-    }
-    if !is_still(directory, part, (status.device, status.inode)) {
-        return Ok(());
-    }
-    match unlinkat(directory, part.as_bytes(), AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(failed(errno)),
+    let judged = remove_if_stale(directory, part)
+        .map_err(|errno| StorageError::new("take over the part file of", shown, errno))?;
+    match judged {
+        Leftover::Gone | Leftover::Stale(..) => Ok(()),
+        Leftover::Busy => {
+            // By another writer, or for a moment by somebody who looks whether it is a leftover.
+            std::thread::sleep(BUSY_PAUSE);
+            Ok(())
+        }
+        Leftover::Doubtful | Leftover::Foreign => Err(foreign(directory, part, shown)),
     }
 }
 
@@ -339,28 +276,4 @@ fn room_for(file: impl AsFd, bytes: u64) -> io::Result<()> {
         return Err(Errno::NOSPC.into());
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::storage::at::is_hidden;
-
-    #[test]
-    fn part_names_are_short_and_hidden_from_listings() {
-        let longest = Name::new(vec![0xff; 255]).unwrap();
-        let part = part_name(stem_of(&longest));
-        assert_eq!(part.as_bytes().len(), 27);
-        assert!(is_hidden(part.as_bytes()));
-        assert_eq!(
-            part_name(0x0123_4567_89ab_cdef).as_bytes(),
-            b".rdcp-0123456789abcdef.part"
-        );
-    }
-
-    #[test]
-    fn unique_names_differ() {
-        let names = UniqueNames::new();
-        assert_ne!(names.next(), names.next());
-    }
 }

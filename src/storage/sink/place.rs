@@ -5,23 +5,25 @@
 //! lies in it, nothing may be nested too deeply, one name is written once at a time; what breaks
 //! this fails with a fault of its own and harms nothing else.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, chmod, mkdirat, symlinkat, unlinkat};
+use rustix::fs::{AtFlags, Mode, fchmod, mkdirat, symlinkat, unlinkat};
 use rustix::io::Errno;
 
-use super::apply::{OWNER_ALL, Rules, set_symlink_time};
+use super::apply::{OWNER_ALL, OWNER_READS, Rules};
 use super::commit::rename;
 use super::compare::{self, Decision, Offered};
 use super::directory::{Handle, Known, Parent};
-use super::part::stem_of;
 use super::{Job, Pending, Placed, PlacedPage, Sink, State};
 use crate::ids::EntryId;
 use crate::limits::{DEPTH_MAX, PATH_BYTES_MAX};
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place};
 use crate::storage::at;
 use crate::storage::error::{ShownPath, StorageError};
+use crate::storage::open_up::OpenedUp;
+use crate::storage::part_name::{is_part_name, stem_of};
 use crate::storage::status::Status;
 use crate::units::Timestamp;
 use crate::wire::message::{Outcome, Overwrite};
@@ -91,6 +93,7 @@ impl Sink {
             metadata,
         } = entry;
         self.claim(id)?;
+        self.check_running()?;
         let is_directory = kind == EntryKind::Directory;
         let spot = self.spot(&place, is_directory, page);
         if is_directory {
@@ -116,7 +119,7 @@ impl Sink {
                 metadata,
                 page,
             ),
-            EntryKind::Symlink(target) => self.place_symlink(spot, &target, &metadata, page),
+            EntryKind::Symlink(target) => self.place_symlink(id, spot, &target, &metadata, page),
             EntryKind::HardLink(to) => self.place_link(id, spot, to, metadata),
             EntryKind::Directory => Err(protocol("a directory was told twice")),
         }
@@ -147,7 +150,7 @@ impl Sink {
             Place::In(id, name) => self.spot_in(*id, name, page),
         }
         .and_then(|spot| match &spot.name {
-            Some(name) if at::is_hidden(name.as_bytes()) => {
+            Some(name) if is_part_name(name.as_bytes()) => {
                 let text = format!(
                     "'{}' was left out: names of this form are those of unfinished files",
                     ShownPath(&spot.directory.shown(name))
@@ -213,8 +216,12 @@ impl Sink {
         } = spot;
         let (opened, made) = match &name {
             None => {
-                let status = Status::of(&*directory)
-                    .map_err(|errno| StorageError::new("look at", &*directory.path, errno))?;
+                let failed = |errno| StorageError::new("look at", &*directory.path, errno);
+                let mut status = Status::of(&*directory).map_err(failed)?;
+                if let Some(mode) = directory.closed_mode {
+                    status.mode = mode;
+                }
+                let_fill(&directory, &status).map_err(failed)?;
                 ((directory, status), false)
             }
             Some(name) => make_directory(&directory, name, &metadata)?,
@@ -242,18 +249,19 @@ impl Sink {
         if let Some(there) = &there {
             let (directory, name) = (&spot.directory, spot.name()?);
             let shown = directory.shown(name);
+            let mut outcome = Outcome::Unchanged;
             let stays = match compare::file(offered, there, self.overwrite, page.now) {
                 Decision::Replace => false,
                 Decision::Keep => true,
                 Decision::Same => {
-                    self.update_file(directory, name, &shown, &metadata, there)?;
+                    outcome = self.update_file(id, &spot, &shown, &metadata, there)?;
                     true
                 }
                 Decision::Exists => return Err(exists(&shown)),
             };
             if stays {
                 self.remember(id, linked, shown)?;
-                return Ok(Placed::Settled(Outcome::Unchanged));
+                return Ok(Placed::Settled(outcome));
             }
         }
         let existing_mode = there.filter(Status::is_file).map(|there| there.mode);
@@ -264,12 +272,12 @@ impl Sink {
     /// Content is the same; the rest is brought up to date where that was asked for.
     fn update_file(
         &self,
-        directory: &Handle,
-        name: &Name,
+        id: EntryId,
+        spot: &Spot,
         shown: &[u8],
         metadata: &Metadata,
         there: &Status,
-    ) -> Result<(), Fault> {
+    ) -> Result<Outcome, Fault> {
         let mode = self
             .rules
             .exact_mode(metadata.mode, None)
@@ -277,22 +285,34 @@ impl Sink {
         let preserve = self.rules.preserve;
         let differs = mode != there.mode
             || (preserve.owner && (metadata.uid, metadata.gid) != (there.uid, there.gid));
+        let notes = self.notes.of(id);
+        self.rules.note_set_id(metadata.mode, mode, notes);
         if !differs && !preserve.xattrs {
-            return Ok(());
+            return Ok(Outcome::Unchanged);
         }
-        let (file, status) = at::open_regular(directory, name)
-            .map_err(|errno| StorageError::new("open", shown, errno))?;
+        let failed = |errno| StorageError::new("open", shown, errno);
+        let file = open_file(&spot.directory, spot.name()?, there).map_err(failed)?;
+        let status = Status::of(&file).map_err(failed)?;
         if !status.same_file(there) {
             let text = "it was replaced while it was looked at; run it again";
             return Err(StorageError::refused("update", shown, FaultCode::Storage, text).into());
         }
-        self.rules
-            .update(&file, shown, metadata, there, mode, &self.notes)?;
-        Ok(())
+        let updated = self
+            .rules
+            .update(&file, shown, metadata, there, mode, notes);
+        if status.mode != there.mode && !matches!(updated, Ok(true)) {
+            // Opened up to be looked at only.
+            fchmod(&file, Mode::from_raw_mode(there.mode)).map_err(failed)?;
+        }
+        Ok(match updated? {
+            true => Outcome::Updated,
+            false => Outcome::Unchanged,
+        })
     }
 
     fn place_symlink(
         &self,
+        id: EntryId,
         spot: Spot,
         target: &[u8],
         metadata: &Metadata,
@@ -316,17 +336,20 @@ impl Sink {
                 Decision::Replace => {}
                 Decision::Keep => return Ok(Placed::Settled(Outcome::Unchanged)),
                 Decision::Same => {
-                    if !compare::is_same_time(there.mtime, metadata.mtime) {
-                        set_symlink_time(directory, name, metadata.mtime).map_err(|errno| {
-                            StorageError::new("set the time of", &*shown, errno)
-                        })?;
-                    }
-                    return Ok(Placed::Settled(Outcome::Unchanged));
+                    let notes = self.notes.of(id);
+                    let updated = self
+                        .rules
+                        .update_symlink(directory, name, &shown, metadata, there, notes)?;
+                    return Ok(Placed::Settled(match updated {
+                        true => Outcome::Updated,
+                        false => Outcome::Unchanged,
+                    }));
                 }
                 Decision::Exists => return Err(exists(&shown)),
             }
         }
-        self.make_symlink(directory, name, &shown, target, metadata)?;
+        self.sweep(directory, spot.fresh);
+        self.make_symlink(id, &spot, &shown, target, metadata)?;
         self.table().directories.touch(&spot.parent);
         if self.sync {
             page.note_unsynced(&spot.parent, directory);
@@ -340,18 +363,19 @@ impl Sink {
     /// Under a name of our own first: whoever looks sees the old link or the new one.
     fn make_symlink(
         &self,
-        directory: &Handle,
-        name: &Name,
+        id: EntryId,
+        spot: &Spot,
         shown: &[u8],
         target: &[u8],
         metadata: &Metadata,
     ) -> Result<(), Fault> {
+        let (directory, name) = (&*spot.directory, spot.name()?);
         let hidden = self.unique.next();
         symlinkat(target, directory, hidden.as_bytes())
             .map_err(|errno| StorageError::new("make the symbolic link", shown, errno))?;
         let answer = self
             .rules
-            .apply_to_symlink(directory, &hidden, shown, metadata, &self.notes)
+            .apply_to_symlink(directory, &hidden, shown, metadata, self.notes.of(id))
             .and_then(|()| rename(directory, &hidden, name, self.must_be_new(), shown));
         if answer.is_err() {
             let _ = unlinkat(directory, hidden.as_bytes(), AtFlags::empty());
@@ -397,9 +421,10 @@ impl Sink {
             parent,
             directory,
             name,
-            ..
+            fresh,
         } = spot;
         let name = name.ok_or_else(nameless)?;
+        self.sweep(&directory, fresh);
         let key = (directory.inode.0, directory.inode.1, stem_of(&name));
         let mut table = self.table();
         if !table.names.insert(key) {
@@ -408,7 +433,10 @@ impl Sink {
             return Err(Fault::new(FaultCode::Exists, text));
         }
         table.directories.count(&parent, 1);
-        table.directories.touch(&parent);
+        // A link may turn out to be there.
+        if !matches!(state, State::Link(_)) {
+            table.directories.touch(&parent);
+        }
         let job = Job {
             parent,
             name,
@@ -418,6 +446,14 @@ impl Sink {
         };
         table.pending.insert(id, Pending { job, key, state });
         Ok(())
+    }
+
+    /// Removes what runs that died left in a directory that is written into. One that this run made
+    /// (`fresh`) has nothing of the kind.
+    fn sweep(&self, directory: &Handle, fresh: bool) {
+        if !fresh && !directory.swept.swap(true, Ordering::Relaxed) {
+            self.sweeper.sweep(directory, directory.inode);
+        }
     }
 
     /// Keeps the path of a file that later entries may be links to.
@@ -523,32 +559,46 @@ fn make_directory(
         }
         Err(errno) => return Err(failed(errno).into()),
     };
-    let uid = rustix::process::geteuid();
-    if !uid.is_root() && before.uid == uid.as_raw() && before.mode & OWNER_ALL != OWNER_ALL {
-        // Closed to its owner, as a copied read-only directory is: open until it is finished.
-        let mode = Mode::from_raw_mode(before.mode | OWNER_ALL);
-        rustix::fs::fchmod(&handle, mode).map_err(failed)?;
-    }
+    let_fill(&handle, &before).map_err(failed)?;
     Ok(((Arc::new(handle), before), made))
 }
 
-/// Opens a directory that its owner may not list, if that is us, by letting us.
+/// Opens a directory that its owner may not list, if that is us, by letting us. Tells what it was
+/// like before.
 fn open_up(above: &Handle, name: &Name) -> rustix::io::Result<(Handle, Status)> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let seen = at::open2(above, name.as_bytes(), flags, Mode::empty(), resolve)?;
-    let before = Status::of(&seen)?;
-    if before.uid != rustix::process::geteuid().as_raw() {
-        return Err(Errno::ACCESS);
-    }
-    // fchmod(2) refuses O_PATH descriptors; their magic link names the very same inode.
-    let path = format!("/proc/self/fd/{}", seen.as_raw_fd());
-    chmod(path, Mode::from_raw_mode(before.mode | OWNER_ALL))?;
+    let opened = OpenedUp::below(above, name.as_bytes(), OWNER_ALL)?;
     let (handle, _) = above.open(name)?;
-    if handle.inode != (before.device, before.inode) {
+    if handle.inode != (opened.before.device, opened.before.inode) {
         return Err(Errno::STALE);
     }
-    Ok((handle, before))
+    Ok((handle, opened.before))
+}
+
+/// Lets this run fill a directory that is closed to its own owner, as a copied read-only one is;
+/// `before` is given back when it is finished.
+fn let_fill(handle: &Handle, before: &Status) -> rustix::io::Result<()> {
+    let uid = rustix::process::geteuid();
+    if uid.is_root() || before.uid != uid.as_raw() || before.mode & OWNER_ALL == OWNER_ALL {
+        return Ok(());
+    }
+    fchmod(handle, Mode::from_raw_mode(before.mode | OWNER_ALL))
+}
+
+/// Opens a file to bring its metadata up to date; one that its owner, if that is us, may not read is
+/// opened up for that.
+fn open_file(directory: &Handle, name: &Name, seen: &Status) -> rustix::io::Result<OwnedFd> {
+    match at::open_regular(directory, name) {
+        Ok((file, _)) => Ok(file),
+        Err(Errno::ACCESS) => {
+            let opened = OpenedUp::below(directory, name.as_bytes(), OWNER_READS)?;
+            let file = at::open_regular(directory, name);
+            if file.is_err() || !opened.before.same_file(seen) {
+                opened.restore()?;
+            }
+            file.map(|(file, _)| file)
+        }
+        Err(errno) => Err(errno),
+    }
 }
 
 fn failed(fault: Fault) -> Placed {

@@ -1,9 +1,9 @@
 //! Small files out of a pack: written whole and committed in groups.
 //!
 //! In: entries with all their bytes, already proved. Out: what became of each. A small file costs
-//! as few calls into the kernel as there can be: create, write, times, rename, close. Its hidden
-//! name is random, so nobody else ever takes it for a leftover and no lock is needed; it exists for
-//! the length of one call.
+//! as few calls into the kernel as there can be: create, lock, look, write, times, rename, close. Its
+//! hidden name is random; the lock says that somebody is at work on it, and ends with the process,
+//! so that what is left without a lock can be swept.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,11 +13,14 @@ use rustix::io::{Errno, write};
 
 use super::commit::{Staged, StagedFile};
 use super::directory::{Handle, Parent};
+use super::part::RACES_MAX;
 use super::{Job, Results, Sink, State, not_wanted};
 use crate::ids::EntryId;
 use crate::manifest::Name;
 use crate::storage::descriptors::Share;
 use crate::storage::error::StorageError;
+use crate::storage::leftover::{Lock, lock};
+use crate::storage::status::Status;
 use crate::wire::Fault;
 
 /// Files of a group that is not synced: only descriptors are spent on it.
@@ -102,6 +105,7 @@ impl Sink {
         job: Job,
         last: &mut Option<(EntryId, Arc<Handle>)>,
     ) -> Result<Staged, Fault> {
+        self.check_running()?;
         let directory = match (&job.parent, &last) {
             (Parent::Entry(id), Some((other, directory))) if id == other => directory.clone(),
             (parent, _) => {
@@ -115,8 +119,8 @@ impl Sink {
         let mode = self.rules.exact_mode(job.metadata.mode, job.existing_mode);
         // Otherwise the kernel makes the right mode itself, by umask or inherited access list.
         let created = mode.map_or(job.metadata.mode & 0o777, |_| 0o600);
-        let hidden = self.unique.next();
-        let made = write_new(&directory, &hidden, created, file.bytes)
+        let (made, hidden) = self
+            .write_new(&directory, created, file.bytes)
             .map_err(|errno| StorageError::new("write", directory.shown(&job.name), errno))?;
         let file_of = StagedFile::Small(made, hidden);
         Ok(Staged {
@@ -127,29 +131,49 @@ impl Sink {
             mode,
         })
     }
+
+    /// Creates a file with this content, or nothing.
+    fn write_new(
+        &self,
+        directory: &Handle,
+        mode: u32,
+        bytes: &[u8],
+    ) -> rustix::io::Result<(OwnedFd, Name)> {
+        let mode = Mode::from_raw_mode(mode);
+        for _ in 0..RACES_MAX {
+            let hidden = self.unique.next();
+            let Some(file) = create_locked(directory, &hidden, mode)? else {
+                continue;
+            };
+            if let Err(errno) = write_all(&file, bytes) {
+                let _ = unlinkat(directory, hidden.as_bytes(), AtFlags::empty());
+                return Err(errno);
+            }
+            return Ok((file, hidden));
+        }
+        Err(Errno::BUSY)
+    }
 }
 
-/// Creates a file with this content, or nothing.
-fn write_new(
+/// Creates a file, locked. `None`: in the moment before it was locked somebody took it for a
+/// leftover.
+fn create_locked(
     directory: &Handle,
     hidden: &Name,
-    mode: u32,
-    bytes: &[u8],
-) -> rustix::io::Result<OwnedFd> {
+    mode: Mode,
+) -> rustix::io::Result<Option<OwnedFd>> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(
-        directory,
-        hidden.as_bytes(),
-        flags,
-        Mode::from_raw_mode(mode),
-    )?;
-    match write_all(&file, bytes) {
-        Ok(()) => Ok(file),
-        Err(errno) => {
-            let _ = unlinkat(directory, hidden.as_bytes(), AtFlags::empty());
-            Err(errno)
-        }
+    let file = openat(directory, hidden.as_bytes(), flags, mode)?;
+    let is_ours = match lock(&file) {
+        Ok(Lock::Taken) => Status::of(&file).map(|made| made.links > 0),
+        Ok(Lock::Busy) => Ok(false),
+        Ok(Lock::None) => Ok(true),
+        Err(errno) => Err(errno),
+    };
+    if is_ours.is_err() {
+        let _ = unlinkat(directory, hidden.as_bytes(), AtFlags::empty());
     }
+    Ok(is_ours?.then_some(file))
 }
 
 fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> rustix::io::Result<()> {

@@ -10,9 +10,10 @@ use rustix::fs::{FlockOperation, XattrFlags, flock, lgetxattr, lsetxattr};
 use super::*;
 use crate::manifest::{Entry, EntryKind, Item, Note, Place};
 use crate::storage::identity::Identity;
+use crate::storage::part_name::{part_name, stem_of};
 use crate::storage::status::Status;
 use crate::units::{ByteRange, Timestamp};
-use crate::wire::message::RootName;
+use crate::wire::message::{RemarkKind, RootName};
 
 const OLD: Timestamp = Timestamp {
     seconds: 1_500_000_000,
@@ -71,6 +72,7 @@ impl Field {
         };
         let (overwrite, preserve, sync) = (self.overwrite, self.preserve, self.sync);
         let options = SinkOptions {
+            last_symlink: LastSymlink::Follow,
             placement,
             overwrite,
             preserve,
@@ -258,7 +260,12 @@ fn a_tree_arrives_with_its_metadata_bottom_up() {
         assert_eq!(mtime(&dst.join(path)), OLD_PAIR, "{path}");
     }
     assert!(hidden(&dst.join("a")).is_empty() && hidden(&dst.join("a/b")).is_empty());
-    assert!(sink.take_notes().is_empty());
+    let set_id = Remark {
+        kind: RemarkKind::SetId,
+        count: 1,
+        entries: vec![EntryId(3)],
+    };
+    assert_eq!(sink.take_remarks(), [set_id]);
 }
 
 #[test]
@@ -382,7 +389,7 @@ fn metadata_of_unchanged_files_is_brought_up_to_date() {
             ..metadata(0o600)
         },
     );
-    assert_eq!(placed, Placed::Settled(Outcome::Unchanged));
+    assert_eq!(placed, Placed::Settled(Outcome::Updated));
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
     let mut value = [0; 16];
     assert_eq!(lgetxattr(&path, "user.colour", &mut value[..]), Ok(5));
@@ -443,8 +450,12 @@ fn attributes_and_access_lists_arrive_and_privileged_ones_do_not() {
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
         assert_eq!(mtime(&path), OLD_PAIR);
     }
-    let notes = sink.take_notes();
-    assert!(notes.len() == 1 && notes[0].contains("user.*"), "{notes:?}");
+    let remark = Remark {
+        kind: RemarkKind::AttributesPrivileged,
+        count: 2,
+        entries: vec![EntryId(1), EntryId(2)],
+    };
+    assert_eq!(sink.take_remarks(), [remark]);
 }
 
 #[test]
@@ -555,7 +566,7 @@ fn things_of_the_wrong_kind_are_in_the_way() {
 }
 
 fn part_path(field: &Field, name: &[u8]) -> PathBuf {
-    let part = part::part_name(part::stem_of(&Name::new(name).unwrap()));
+    let part = part_name(stem_of(&Name::new(name).unwrap()));
     field.dst().join(part.as_os_str())
 }
 
@@ -582,15 +593,46 @@ fn leftovers_of_ours_are_taken_over() {
 }
 
 #[test]
+fn what_dead_runs_left_is_swept_where_a_run_writes_and_nothing_else_is() {
+    let field = Field::new();
+    let at = |name: &[u8]| field.dst().join(Name::new(name).unwrap().as_os_str());
+    let [left, held] = [1, 2].map(part_name);
+    let users = at(b".rdcp-0123456789abcdef.part");
+    let (left, held) = (at(left.as_bytes()), at(held.as_bytes()));
+    for path in [&users, &left, &held] {
+        fs::write(path, "x").unwrap();
+    }
+    let other = fs::File::open(&held).unwrap();
+    flock(&other, FlockOperation::LockExclusive).unwrap();
+
+    let (placed, _) = field.send(b"new", metadata(0o644));
+    assert_eq!(placed, Placed::Fetch);
+    assert!(!left.exists());
+    assert!(held.exists() && users.exists());
+}
+
+#[test]
+fn a_users_file_called_like_one_of_ours_arrives() {
+    let field = Field::new();
+    let sink = field.sink();
+    let name = b".rdcp-0123456789abcdef.part";
+    let page = sink.place(vec![
+        top(),
+        entry(1, 0, name, file(4), metadata(0o644)),
+        end(0),
+    ]);
+    assert_eq!(page.entries[1].1, Placed::Fetch);
+    store(&sink, 1, b"mine").unwrap();
+    let path = field.dst().join(Path::new(".rdcp-0123456789abcdef.part"));
+    assert_eq!(fs::read(path).unwrap(), b"mine");
+}
+
+#[test]
 fn foreign_part_files_are_neither_followed_nor_removed() {
     let victim = "victim";
     let planted: &[fn(&Path, &Path)] = &[
         |path, victim| symlink(victim, path).unwrap(),
         |path, victim| fs::hard_link(victim, path).unwrap(),
-        |path, _| {
-            fs::write(path, "x").unwrap();
-            fs::set_permissions(path, fs::Permissions::from_mode(0o666)).unwrap();
-        },
         |path, _| fs::create_dir(path).unwrap(),
         |path, _| {
             let kind = rustix::fs::FileType::Fifo;
@@ -769,9 +811,14 @@ struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
     fn mount() -> Option<Self> {
+        Self::mount_with(&["-t", "tmpfs", "-o", "size=1m"])
+    }
+
+    fn mount_with(options: &[&str]) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let mounted = std::process::Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=1m", "rdcp-test"])
+            .args(options)
+            .arg("rdcp-test")
             .arg(directory.path())
             .stderr(std::process::Stdio::null())
             .status();
@@ -788,6 +835,120 @@ impl Drop for SmallDisk {
             .arg(self.0.path())
             .status();
     }
+}
+
+#[test]
+fn where_access_lists_are_not_kept_the_group_does_not_get_their_mask() {
+    if !is_root() {
+        return;
+    }
+    let Some(disk) = SmallDisk::mount_with(&["-t", "ramfs"]) else {
+        return;
+    };
+    let field = Field::on(disk.0.path());
+    // user::rw-, user:1000:rw-, group::r--, mask::rw-, other::---
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in [(1, 6, u32::MAX), (2, 6, 1000), (4, 4, u32::MAX)] {
+        list.extend(list_entry(tag, permissions, id));
+    }
+    list.extend(list_entry(16, 6, u32::MAX));
+    list.extend(list_entry(32, 0, u32::MAX));
+    let with = Metadata {
+        xattrs: vec![(b"system.posix_acl_access".to_vec(), list)],
+        ..metadata(0o660)
+    };
+    let tell = |sink: &Sink| {
+        sink.place(vec![
+            top(),
+            entry(1, 0, b"packed", file(1), with.clone()),
+            entry(2, 0, b"parted", file(1), with.clone()),
+            entry(3, 0, b"directory", EntryKind::Directory, with.clone()),
+            end(3),
+            end(0),
+        ])
+    };
+    let sink = field.sink();
+    tell(&sink);
+    store(&sink, 1, b"x").unwrap();
+    fill(&sink, 2, b"x").unwrap();
+    let remarks = sink.take_remarks();
+    assert_eq!(remarks.len(), 1, "{remarks:?}");
+    assert_eq!(remarks[0].kind, RemarkKind::AccessListsUnsupported);
+    assert_eq!(remarks[0].count, 3);
+    // Neither the first run nor one that finds them there.
+    for again in [false, true] {
+        if again {
+            let page = tell(&field.sink());
+            let unchanged = Placed::Settled(Outcome::Unchanged);
+            assert_eq!(page.entries[1].1, unchanged);
+            assert_eq!(page.entries[2].1, unchanged);
+            assert_eq!(page.finished[0].1, Outcome::Unchanged);
+        }
+        for name in ["packed", "parted", "directory"] {
+            let mode = fs::metadata(field.dst().join(name)).unwrap().mode();
+            assert_eq!(mode & 0o7777, 0o640, "{name}");
+        }
+    }
+}
+
+fn list_entry(tag: u16, permissions: u16, id: u32) -> Vec<u8> {
+    let halves = [tag, permissions].map(u16::to_le_bytes).concat();
+    [halves, id.to_le_bytes().to_vec()].concat()
+}
+
+#[test]
+fn once_stopped_nothing_new_is_published() {
+    let field = Field::new();
+    let sink = field.sink();
+    let page = |first: u64| {
+        vec![
+            entry(
+                first,
+                0,
+                format!("f{first}").as_bytes(),
+                file(1),
+                metadata(0o644),
+            ),
+            entry(
+                first + 1,
+                0,
+                format!("l{first}").as_bytes(),
+                link(1),
+                metadata(0o644),
+            ),
+        ]
+    };
+    fn link(to: u64) -> EntryKind {
+        EntryKind::HardLink(EntryId(to))
+    }
+    sink.place(vec![
+        top(),
+        entry(1, 0, b"first", linked(1), metadata(0o644)),
+        entry(2, 0, b"open", file(1), metadata(0o644)),
+        entry(3, 0, b"link", link(1), metadata(0o644)),
+        entry(4, 0, b"packed", file(1), metadata(0o644)),
+    ]);
+    store(&sink, 1, b"x").unwrap();
+    let part = sink.prepare(EntryId(2), 1).unwrap();
+    part.write_at(b"y", 0).unwrap();
+    sink.stop();
+    let code = |result: Result<(), Fault>| result.unwrap_err().code;
+    assert_eq!(code(sink.publish(EntryId(2))), FaultCode::Cancelled);
+    assert_eq!(
+        code(sink.link(EntryId(3)).map(|_| ())),
+        FaultCode::Cancelled
+    );
+    assert_eq!(code(store(&sink, 4, b"z")), FaultCode::Cancelled);
+    let late = sink.place(page(5));
+    for (_, placed) in &late.entries {
+        let Placed::Settled(Outcome::Failed(fault)) = placed else {
+            panic!("{placed:?}");
+        };
+        assert_eq!(fault.code, FaultCode::Cancelled);
+    }
+    drop((part, sink));
+    let names: Vec<_> = fs::read_dir(field.dst()).unwrap().collect();
+    assert_eq!(names.len(), 1, "{names:?}");
 }
 
 #[test]
@@ -841,6 +1002,7 @@ fn the_kernels_own_file_systems_are_not_written_into() {
     };
     let (overwrite, preserve) = (Overwrite::Never, Preserve::default());
     let options = SinkOptions {
+        last_symlink: LastSymlink::Follow,
         placement,
         overwrite,
         preserve,
@@ -976,7 +1138,7 @@ fn links_across_file_systems_are_copied() {
     assert_eq!(seen.unwrap(), b"abc");
     assert_eq!(time, Some(OLD_PAIR));
     assert!(left.is_empty());
-    assert!(sink.take_notes()[0].contains("copied"));
+    assert_eq!(sink.take_remarks()[0].kind, RemarkKind::LinkCopied);
 }
 
 #[test]
@@ -1030,13 +1192,7 @@ fn a_sender_that_lies_harms_nothing() {
         end(6),
         end(5),
         end(77),
-        entry(
-            8,
-            0,
-            b".rdcp-0123456789abcdef.part",
-            file(1),
-            metadata(0o644),
-        ),
+        entry(8, 0, part_name(0).as_bytes(), file(1), metadata(0o644)),
         entry(9, 0, b"empty", symlinked, metadata(0o777)),
         entry(
             10,

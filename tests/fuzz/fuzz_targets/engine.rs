@@ -128,7 +128,7 @@ fn answer(job: Out, draw: &mut Draw<'_>) -> In {
             In::PackStored { region, results: results.collect() }
         }
         Out::Publish { entry } => In::Published { entry, result: done(well).map(|()| None) },
-        Out::Link { entry, .. } => In::Linked { entry, result: done(well) },
+        Out::Link { entry, .. } => In::Linked { entry, result: done(well).map(|()| well) },
         _ => In::DirectoriesSettled(Vec::new()),
     }
 }
@@ -286,7 +286,8 @@ fn answer_sender(
             SendIn::PackFilled { region, pack }
         }
         SendOut::Expose { region, range, .. } => {
-            let window = ExposedWindow { keys: vec![key()], extents: vec![range] };
+            let extents = if draw.coin() { vec![range] } else { Vec::new() };
+            let window = ExposedWindow { keys: vec![key()], extents, hole_end: draw.number() };
             SendIn::Exposed { region, result: if well { Ok(window) } else { Err(fault()) } }
         }
         SendOut::Unexpose { region } => SendIn::Unexposed { region },
@@ -393,9 +394,10 @@ impl Draw<'_> {
     }
 
     fn outcome(&mut self) -> Outcome {
-        match self.below(3) {
+        match self.below(4) {
             0 => Outcome::Unchanged,
             1 => Outcome::Failed(fault()),
+            2 => Outcome::Updated,
             _ => Outcome::Published { bytes: self.number(), digest: None },
         }
     }

@@ -1,0 +1,292 @@
+//! What runs that died left behind: telling it from what is being written, and removing it.
+//!
+//! In: a directory, and names in it. Out: whether a name is a part file that nobody works on any
+//! more, and its removal. The proof has four parts: the name carries the mark of [`part_name`], it
+//! belongs to this user, nobody holds its lock, and that lock works here. Whoever writes a part
+//! file holds its lock from the moment it is there; the kernel drops it with the process. What
+//! can't be locked - a symlink, a second name of a file, any file where there are no locks - is left
+//! alone until it is an hour old: such names live for moments. Nothing here knows transfers.
+//!
+//! [`part_name`]: super::part_name
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat, unlinkat};
+use rustix::io::{self, Errno};
+
+use super::at::{DIRECTORY_BUFFER_BYTES, read_directory};
+use super::open_up::OpenedUp;
+use super::part_name::is_part_name;
+use super::status::Status;
+use crate::manifest::Name;
+
+/// How old a hidden name must be if there is no lock to go by.
+const UNLOCKED_AGE_SECONDS: i64 = 3600;
+/// How long a directory that was swept is not swept again by this process, which removes its own
+/// part files by itself. Many small transfers into one huge directory don't list it each time.
+const SWEPT_FOR: Duration = Duration::from_secs(600);
+/// Directories whose sweep is remembered; beyond that all are forgotten.
+const SWEPT_MAX: usize = 4096;
+
+/// What a try to lock a file came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lock {
+    /// It is ours while the descriptor is open.
+    Taken,
+    /// Somebody else has it.
+    Busy,
+    /// There are no locks here.
+    None,
+}
+
+/// Locks a file against other transfers.
+pub(crate) fn lock(file: impl AsFd) -> io::Result<Lock> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Lock::Taken),
+        Err(Errno::WOULDBLOCK) => Ok(Lock::Busy),
+        Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK | Errno::INVAL) => Ok(Lock::None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// What stands under the name of a part file.
+#[derive(Debug)]
+pub(crate) enum Leftover {
+    /// Nothing.
+    Gone,
+    /// Left by a run that is over. The lock, if there is one, is held by the descriptor.
+    Stale(Option<OwnedFd>, Status),
+    /// Somebody is writing it.
+    Busy,
+    /// It can't be told whether somebody is at work on it.
+    Doubtful,
+    /// It is not ours.
+    Foreign,
+}
+
+/// Judges what stands under this name.
+pub(crate) fn judge(directory: impl AsFd, name: &Name) -> io::Result<Leftover> {
+    let directory = directory.as_fd();
+    if !is_part_name(name.as_bytes()) {
+        return Ok(Leftover::Foreign);
+    }
+    let seen = match Status::at(directory, name) {
+        Err(Errno::NOENT) => return Ok(Leftover::Gone),
+        answer => answer?,
+    };
+    let user = rustix::process::geteuid();
+    // Root gives a file to its owner before it renames it.
+    let is_ours = seen.uid == user.as_raw() || user.is_root();
+    if !is_ours || !(seen.is_file() || seen.is_symlink()) {
+        return Ok(Leftover::Foreign);
+    }
+    // To remove one name of several, or a symlink, never loses content.
+    if seen.is_symlink() || seen.links > 1 {
+        return Ok(by_age(seen));
+    }
+    let Some(file) = open(directory, name, &seen)? else {
+        return Ok(Leftover::Gone);
+    };
+    match lock(&file)? {
+        Lock::Busy => Ok(Leftover::Busy),
+        Lock::None => Ok(by_age(seen)),
+        // It may have been renamed, or replaced, in the meantime.
+        Lock::Taken if !is_still(directory, name, &seen) => Ok(Leftover::Gone),
+        Lock::Taken => Ok(Leftover::Stale(Some(file), seen)),
+    }
+}
+
+/// Removes what stands under this name if nobody is at work on it; tells what it was.
+pub(crate) fn remove_if_stale(directory: impl AsFd, name: &Name) -> io::Result<Leftover> {
+    let directory = directory.as_fd();
+    let (lock, seen) = match judge(directory, name)? {
+        Leftover::Stale(lock, seen) => (lock, seen),
+        other => return Ok(other),
+    };
+    if is_still(directory, name, &seen) {
+        match unlinkat(directory, name.as_bytes(), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    // Held until here: whoever made it and was not quick enough to lock it finds it gone.
+    drop(lock);
+    Ok(Leftover::Stale(None, seen))
+}
+
+/// Removes all that is stale in a directory; how many names that were.
+pub(crate) fn sweep(directory: impl AsFd) -> io::Result<u64> {
+    // A descriptor of its own: where a listing stands is kept with it.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let listed = openat(directory.as_fd(), c".", flags, Mode::empty())?;
+    let mut buffer = Box::new_uninit_slice(DIRECTORY_BUFFER_BYTES);
+    let mut removed = 0;
+    read_directory(&listed, &mut buffer, |name: &[u8], _| {
+        if is_part_name(name)
+            && let Ok(name) = Name::new(name)
+            // One that can't be judged or removed keeps nobody from the others.
+            && let Ok(Leftover::Stale(..)) = remove_if_stale(&listed, &name)
+        {
+            removed += 1;
+        }
+        Ok::<(), Errno>(())
+    })?;
+    Ok(removed)
+}
+
+/// Which directories were swept a short while ago.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sweeper(Arc<Mutex<HashMap<(u64, u64), Instant>>>);
+
+impl Sweeper {
+    /// The one that all transfers of this process share.
+    pub(crate) fn of_process() -> Self {
+        static SHARED: LazyLock<Sweeper> = LazyLock::new(Sweeper::default);
+        SHARED.clone()
+    }
+
+    /// Sweeps a directory, which has this file system and number, unless that was done lately.
+    /// It only tidies up, so what it fails at is left.
+    pub(crate) fn sweep(&self, directory: impl AsFd, inode: (u64, u64)) {
+        let now = Instant::now();
+        {
+            let mut swept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let lately = |at: &Instant| now.duration_since(*at) < SWEPT_FOR;
+            if swept.get(&inode).is_some_and(lately) {
+                return;
+            }
+            if swept.len() >= SWEPT_MAX {
+                swept.clear();
+            }
+            swept.insert(inode, now);
+        }
+        let _ = sweep(directory);
+    }
+}
+
+fn by_age(seen: Status) -> Leftover {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let now = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
+    if now.saturating_sub(seen.ctime.seconds) > UNLOCKED_AGE_SECONDS {
+        Leftover::Stale(None, seen)
+    } else {
+        Leftover::Doubtful
+    }
+}
+
+/// Opens the file that was seen, if it is still there. A lock needs no right to read.
+fn open(directory: impl AsFd, name: &Name, seen: &Status) -> io::Result<Option<OwnedFd>> {
+    let directory = directory.as_fd();
+    // NONBLOCK: a FIFO put in its place must not hold us up.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let read = || {
+        openat(
+            directory,
+            name.as_bytes(),
+            flags | OFlags::RDONLY,
+            Mode::empty(),
+        )
+    };
+    let opened = match read() {
+        // It has the mode of its source, which may close it even to its owner.
+        Err(Errno::ACCESS) => {
+            OpenedUp::below(directory, name.as_bytes(), 0o400)?;
+            read()
+        }
+        answer => answer,
+    };
+    let file = match opened {
+        Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(None),
+        answer => answer?,
+    };
+    let opened = Status::of(&file)?;
+    Ok((opened.is_file() && opened.same_file(seen)).then_some(file))
+}
+
+fn is_still(directory: impl AsFd, name: &Name, seen: &Status) -> bool {
+    Status::at(directory, name).is_ok_and(|now| now.same_file(seen))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::part_name::part_name;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::Path;
+
+    fn names(path: &Path) -> Vec<Vec<u8>> {
+        let all = fs::read_dir(path).unwrap();
+        let mut names: Vec<_> = all
+            .map(|entry| entry.unwrap().file_name().into_encoded_bytes())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn only_what_is_ours_and_nobodys_work_is_swept() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &Name| top.path().join(name.as_os_str());
+        let [stale, closed, live, link, second, directory] = [1, 2, 3, 4, 5, 6].map(part_name);
+        let own = Name::new(&b".rdcp-0123456789abcdef.part"[..]).unwrap();
+        for name in [&stale, &closed, &live, &own] {
+            fs::write(at(name), "x").unwrap();
+        }
+        fs::set_permissions(at(&closed), fs::Permissions::from_mode(0o000)).unwrap();
+        let held = fs::File::open(at(&live)).unwrap();
+        assert_eq!(lock(&held).unwrap(), Lock::Taken);
+        // Too young to be judged without a lock.
+        symlink("nowhere", at(&link)).unwrap();
+        fs::hard_link(at(&own), at(&second)).unwrap();
+        fs::create_dir(at(&directory)).unwrap();
+
+        let open = fs::File::open(top.path()).unwrap();
+        assert_eq!(sweep(&open).unwrap(), 2);
+        let mut left: Vec<_> = [&live, &link, &second, &directory, &own]
+            .map(|name| name.as_bytes().to_vec())
+            .into();
+        left.sort();
+        assert_eq!(names(top.path()), left);
+        let judged = judge(&open, &live).unwrap();
+        assert!(matches!(judged, Leftover::Busy), "{judged:?}");
+        let judged = judge(&open, &own).unwrap();
+        assert!(matches!(judged, Leftover::Foreign), "{judged:?}");
+
+        // The process that wrote it has ended.
+        drop(held);
+        assert_eq!(sweep(&open).unwrap(), 1);
+        assert!(fs::symlink_metadata(at(&live)).is_err());
+    }
+
+    #[test]
+    fn what_has_no_lock_is_judged_by_its_age() {
+        let top = tempfile::tempdir().unwrap();
+        let file = top.path().join("f");
+        fs::write(&file, "x").unwrap();
+        let mut seen = Status::of(fs::File::open(&file).unwrap()).unwrap();
+        assert!(matches!(by_age(seen), Leftover::Doubtful));
+        seen.ctime.seconds -= UNLOCKED_AGE_SECONDS + 2;
+        assert!(matches!(by_age(seen), Leftover::Stale(None, _)));
+    }
+
+    #[test]
+    fn a_directory_is_swept_once_in_a_while() {
+        let top = tempfile::tempdir().unwrap();
+        let file = top.path().join(part_name(1).as_os_str());
+        let open = fs::File::open(top.path()).unwrap();
+        let status = Status::of(&open).unwrap();
+        let sweeper = Sweeper::default();
+        fs::write(&file, "x").unwrap();
+        sweeper.sweep(&open, (status.device, status.inode));
+        assert!(!file.exists());
+        fs::write(&file, "x").unwrap();
+        sweeper.sweep(&open, (status.device, status.inode));
+        assert!(file.exists());
+    }
+}

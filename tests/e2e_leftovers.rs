@@ -1,0 +1,119 @@
+//! Files in the making, seen from outside: what a killed receiver leaves is removed by the next
+//! copy into the same directory, what a living one works on is not, and a user's own files are
+//! content whatever they are called.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{World, wait_for};
+use rustix::process::Signal;
+
+/// Names that start like those of files in the making.
+fn hidden(directory: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.starts_with(".rdcp-"))
+        .collect()
+}
+
+fn many_small_files(world: &World, below: &str) {
+    for number in 0..3000 {
+        world.write(format!("{below}/f{number}"), format!("content {number}"));
+    }
+}
+
+#[test]
+fn what_a_killed_daemon_left_is_swept_by_the_next_push() {
+    let world = World::new();
+    many_small_files(&world, "local/src");
+    let source = world.path("local/src/");
+    let mut daemon = world.serve();
+    let push = world.rdcp("push").arg("-r").arg(&source);
+    let push = push.arg(daemon.url("data/dst")).start();
+    let target = world.path("export/dst");
+    wait_for("files are in the making", || {
+        (!hidden(&target).is_empty()).then_some(())
+    });
+    daemon.signal(Signal::KILL);
+    daemon.wait();
+    push.wait().failed();
+
+    let daemon = world.serve();
+    let push = world.rdcp("push").arg("-r").arg(&source);
+    push.arg(daemon.url("data/dst")).run().ok();
+    assert_eq!(hidden(&target), Vec::<String>::new());
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 3000);
+}
+
+#[test]
+fn what_a_killed_pull_left_is_swept_by_the_next_one() {
+    let world = World::new();
+    many_small_files(&world, "export/src");
+    let daemon = world.serve();
+    let pull = || {
+        let pull = world.rdcp("pull").arg("-r").arg(daemon.url("data/src/"));
+        pull.arg(world.path("local/dst"))
+    };
+    let target = world.path("local/dst");
+    let killed = pull().start();
+    wait_for("files are in the making", || {
+        (!hidden(&target).is_empty()).then_some(())
+    });
+    killed.signal(Signal::KILL);
+    killed.wait().expect(137);
+
+    pull().run().ok();
+    assert_eq!(hidden(&target), Vec::<String>::new());
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 3000);
+}
+
+#[test]
+fn two_receivers_in_one_directory_leave_each_other_alone() {
+    let world = World::new();
+    many_small_files(&world, "export/one");
+    for number in 0..3000 {
+        world.write(format!("export/two/g{number}"), format!("other {number}"));
+    }
+    let daemon = world.serve();
+    world.make("local/dst");
+    let pull = |source: &str| {
+        let pull = world.rdcp("pull").arg("-r").arg(daemon.url(source));
+        pull.arg(world.path("local/dst")).start()
+    };
+    let runs = [pull("data/one/"), pull("data/two/")];
+    for run in runs {
+        run.wait().ok();
+    }
+    let target = world.path("local/dst");
+    assert_eq!(hidden(&target), Vec::<String>::new());
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 6000);
+}
+
+#[test]
+fn a_users_file_called_like_one_in_the_making_is_content() {
+    let world = World::new();
+    let name = ".rdcp-0123456789abcdef.part";
+    world.write(format!("local/src/{name}"), "the user's own");
+    let daemon = world.serve();
+    let push = world.rdcp("push").arg("-a").arg(world.path("local/src"));
+    push.arg(daemon.url("data/")).run().ok();
+    assert_eq!(world.read(format!("export/src/{name}")), b"the user's own");
+
+    let listed = world.rdcp("ls").arg(daemon.url("data/src")).run();
+    assert!(listed.ok().text().contains(name));
+    // A later copy into the directory does not sweep it.
+    world.write("local/src/more", "x");
+    let push = world.rdcp("push").arg("-a").arg(world.path("local/src"));
+    push.arg(daemon.url("data/")).run().ok();
+    assert!(world.exists(format!("export/src/{name}")));
+
+    world.write(format!("export/src/{name}"), "changed content");
+    let verify = world.rdcp("verify").arg(world.path("local/src"));
+    let differs = verify.arg(daemon.url("data/src")).run().failed();
+    assert!(differs.text().contains(name), "{}", differs.text());
+}
