@@ -171,7 +171,8 @@ impl Job {
                 connection: args.connection,
             },
             Command::Mkdir(args) => Self::MakeDirectory {
-                paths: below_exports(&args.paths, "mkdir")?,
+                // Of a whole export, the server is asked what to write instead.
+                paths: in_exports(&args.paths, "mkdir")?,
                 parents: args.parents,
                 connection: args.connection,
             },
