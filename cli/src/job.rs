@@ -545,7 +545,6 @@ mod tests {
             ("verify h:/e/a h:/e/a", "LOCAL REMOTE"),
             ("verify a b", "host:/export/path"),
             ("rm h:/e", "something in it"),
-            ("mkdir h:/e/", "something in it"),
             ("ping a/b", "host:port"),
         ];
         for (line, hint) in table {

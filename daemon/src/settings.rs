@@ -449,7 +449,7 @@ mod tests {
             "WARN",
             "off",
             "info,rdcp=debug",
-            "rdcpd=trace, rdcp=off",
+            "rdcpd=trace,rdcp=off",
             "[session]=debug",
         ] {
             assert_eq!(wrong_directive(filter), None, "{filter}");
@@ -459,6 +459,7 @@ mod tests {
             ("inf", "inf"),
             ("", ""),
             ("info,", ""),
+            ("info, rdcp=off", " rdcp=off"),
             ("rdcp=loud", "rdcp=loud"),
             ("info,rdcp", "rdcp"),
             ("=info", "=info"),

@@ -458,7 +458,7 @@ mod tests {
             ),
             "/tmp/it's/f\\n: can't write: full"
         );
-        assert_eq!(about(b"f", None, ErrorKind::Storage, "full"), "f: full");
+        assert_eq!(about(b"x", None, ErrorKind::Storage, "full"), "x: full");
     }
 
     #[test]
