@@ -18,7 +18,9 @@ pub use operations::Ping;
 pub use remote_file::RemoteFile;
 pub use transfer::{Canceller, Transfer};
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
+use crate::ids::TransferId;
+use crate::location::Location;
 use crate::options::{ClientOptions, HashKind, TransferOptions};
 use crate::wire::message::{Listed, RemotePath};
 
@@ -159,6 +161,11 @@ impl Client {
         operations::make_directory(&self.session, path, parents).await
     }
 
+    /// The transport that moves this session's data, and why none better.
+    pub fn transport(&self) -> (&'static str, &'static str) {
+        ("tcp", transfer::TCP_REASON)
+    }
+
     /// Measures the round trip and tells what the server says of its transports.
     ///
     /// # Errors
@@ -172,7 +179,22 @@ impl Client {
     /// # Errors
     /// What the server says, or that it can't be reached any more.
     pub async fn open(&self, path: &RemotePath) -> Result<RemoteFile, Error> {
-        remote_file::open(Arc::clone(&self.session), path).await
+        self.open_as(path, TransferId::random()).await
+    }
+
+    /// The same under an id of the caller's, which stands in the logs of both ends.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; an id that is in use is [`ErrorKind::Internal`](crate::ErrorKind::Internal).
+    pub async fn open_as(&self, path: &RemotePath, id: TransferId) -> Result<RemoteFile, Error> {
+        let opened = remote_file::open(Arc::clone(&self.session), path, id).await;
+        opened.map_err(|error| match error.kind() {
+            // The session's failures are not about the file.
+            ErrorKind::Unreachable | ErrorKind::TimedOut | ErrorKind::Busy => error,
+            _ => error.at(Location::remote(
+                &self.session.place(&path.export, &path.path),
+            )),
+        })
     }
 
     /// How long the server may keep silent before a request fails.

@@ -6,6 +6,9 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use crate::location::Location;
+use crate::progress::Report;
+use crate::storage::error::ShownPath;
 use crate::wire::{Fault, FaultCode};
 
 /// Why an operation failed.
@@ -15,6 +18,8 @@ pub struct Error {
     message: String,
     hint: Option<String>,
     source: Option<Box<dyn StdError + Send + Sync>>,
+    location: Option<Location>,
+    report: Option<Box<Report>>,
 }
 
 /// The classes of failure; each has its exit status in the command.
@@ -43,7 +48,8 @@ pub enum ErrorKind {
     TransportUnavailable,
     /// No progress for too long.
     TimedOut,
-    /// The destination exists and that was to be an error.
+    /// What stands at the destination is in the way: it is of another kind than what was to go
+    /// there, or it exists and that was to be an error.
     Exists,
     /// The two sides of a comparison differ.
     Different,
@@ -84,11 +90,11 @@ impl ErrorKind {
     /// The class of a fault that crossed the wire or came out of storage.
     pub fn of_fault(code: FaultCode) -> Self {
         match code {
-            FaultCode::Invalid | FaultCode::WrongKind | FaultCode::Special => Self::Usage,
+            FaultCode::Invalid | FaultCode::Special => Self::Usage,
             FaultCode::Protocol | FaultCode::Incompatible | FaultCode::Lost => Self::Unreachable,
             FaultCode::Denied => Self::Denied,
             FaultCode::NotFound => Self::NotFound,
-            FaultCode::Exists => Self::Exists,
+            FaultCode::Exists | FaultCode::WrongKind => Self::Exists,
             FaultCode::Integrity => Self::Integrity,
             FaultCode::NoSpace | FaultCode::Storage => Self::Storage,
             FaultCode::SourceChanged => Self::SourceChanged,
@@ -109,6 +115,8 @@ impl Error {
             message: message.into(),
             hint: None,
             source: None,
+            location: None,
+            report: None,
         }
     }
 
@@ -126,6 +134,20 @@ impl Error {
         self
     }
 
+    /// The same about a thing, whose path the message then need not repeat.
+    #[must_use]
+    pub fn at(mut self, location: Location) -> Self {
+        self.location.get_or_insert(location);
+        self
+    }
+
+    /// The same with what a transfer had done until it ended by this.
+    #[must_use]
+    pub(crate) fn with_report(mut self, report: Report) -> Self {
+        self.report = Some(Box::new(report));
+        self
+    }
+
     /// Its class.
     pub fn kind(&self) -> ErrorKind {
         self.kind
@@ -135,10 +157,28 @@ impl Error {
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }
+
+    /// What happened, without the thing that it happened to.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// To what it happened, if it is one thing on one side.
+    pub fn location(&self) -> Option<&Location> {
+        self.location.as_ref()
+    }
+
+    /// What a transfer had done until it ended by this.
+    pub fn report(&self) -> Option<&Report> {
+        self.report.as_deref()
+    }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(location) = &self.location {
+            write!(f, "{}: ", ShownPath(&location.path))?;
+        }
         f.write_str(&self.message)
     }
 }

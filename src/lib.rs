@@ -18,8 +18,8 @@
 //!     let options = TransferOptions::archive();
 //!     let report = client.pull(&[source], "/scratch/".as_ref(), options).finish().await?;
 //!     println!("{} files, {} bytes, over {}", report.files, report.bytes_moved, report.transport);
-//!     for (path, fault) in &report.failures {
-//!         eprintln!("{}: {}", path.escape_ascii(), fault.text);
+//!     for failure in &report.failures {
+//!         eprintln!("{}: {}", failure.path.escape_ascii(), failure.fault.text);
 //!     }
 //!     Ok(())
 //! }
@@ -51,6 +51,7 @@
 
 pub mod client;
 pub mod error;
+pub mod location;
 pub mod options;
 pub mod progress;
 pub mod remote;
@@ -91,10 +92,11 @@ pub use client::{Canceller, Client, Ping, PullSource, RemoteFile, Transfer, sum_
 pub use error::{Error, ErrorKind};
 pub use ids::TransferId;
 pub use integrity::Hex;
+pub use location::{Location, Side};
 pub use options::{
     ClientOptions, HashKind, Overwrite, Preserve, TransferOptions, TransportChoice, UnknownHost,
 };
-pub use progress::{Event, Progress, Report};
+pub use progress::{EntryType, Event, Failure, Progress, Report};
 pub use remote::{DEFAULT_PORT, Remote};
 pub use server::{Export, Server, ServerBuilder, ServerLimits};
 pub use session::known_hosts::HostTrust;

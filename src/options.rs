@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::ids::TransferId;
 use crate::session::known_hosts::HostTrust;
 use crate::units::ChunkSize;
 pub use crate::wire::message::{HashKind, Overwrite, Preserve};
@@ -92,6 +93,9 @@ pub struct TransferOptions {
     pub fail_early: bool,
     /// The run ends if nothing moved for this long. Default 120 s.
     pub stall_timeout: Duration,
+    /// Its id, for those who must know it before it starts. Never give two transfers the same.
+    /// Default: a fresh one.
+    pub id: Option<TransferId>,
 }
 
 impl Default for TransferOptions {
@@ -107,6 +111,7 @@ impl Default for TransferOptions {
             transport: TransportChoice::Auto,
             fail_early: false,
             stall_timeout: Duration::from_secs(120),
+            id: None,
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::ids::TransferId;
+use crate::location::Location;
 use crate::wire::Fault;
 use crate::wire::message::{HashKind, Outcome};
 
@@ -25,6 +26,20 @@ pub struct Progress {
     pub bytes_moved: u64,
 }
 
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EntryType {
+    /// A regular file, or another name of one.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// Something that could not be looked at.
+    Unknown,
+}
+
 /// Something that happened in a transfer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -44,10 +59,14 @@ pub enum Event {
     Ended {
         /// Its path below the destination, as bytes.
         path: Vec<u8>,
+        /// What it is.
+        entry: EntryType,
         /// How.
         outcome: Outcome,
         /// Its length, for files.
         len: u64,
+        /// Where it failed, if it did.
+        location: Option<Location>,
     },
     /// Something that a person may want to know and that is no failure.
     Warning {
@@ -55,7 +74,20 @@ pub enum Event {
         path: Vec<u8>,
         /// What it is.
         fault: Fault,
+        /// Where it is.
+        location: Option<Location>,
     },
+}
+
+/// An entry that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Its path below the destination, as bytes.
+    pub path: Vec<u8>,
+    /// Where it failed: the side, and the path as its user would write it.
+    pub location: Option<Location>,
+    /// Why.
+    pub fault: Fault,
 }
 
 /// How a transfer ended.
@@ -88,8 +120,8 @@ pub struct Report {
     pub bytes_published: u64,
     /// From the request to its end.
     pub elapsed: Duration,
-    /// The first failures, at most [`Report::FAILURES_LISTED_MAX`], with their paths.
-    pub failures: Vec<(Vec<u8>, Fault)>,
+    /// The first failures, at most [`Report::FAILURES_LISTED_MAX`].
+    pub failures: Vec<Failure>,
     /// The kind that decides the exit status, if something failed: the one kind of all failures, or
     /// [`Several`](crate::ErrorKind::Several).
     pub failure_kind: Option<crate::ErrorKind>,
@@ -99,8 +131,9 @@ impl Report {
     /// How many failures a report lists with their paths.
     pub const FAILURES_LISTED_MAX: usize = 100;
 
-    /// Whether every byte that was published was proved by a digest.
+    /// Whether files were published and every byte of them was proved by a digest. Files that were
+    /// there already were not read, so a run that only met those proved nothing.
     pub fn verified(&self) -> bool {
-        self.hash != HashKind::None
+        self.hash != HashKind::None && self.files > 0
     }
 }

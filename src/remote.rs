@@ -173,6 +173,19 @@ impl Remote {
         }
     }
 
+    /// The shortest form that means the same, byte for byte.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        if self.port != DEFAULT_PORT || self.path.is_empty() {
+            return self.to_string().into_bytes();
+        }
+        let mut top = self.clone();
+        top.path.clear();
+        let mut bytes = top.to_string().into_bytes();
+        bytes.push(b'/');
+        bytes.extend_from_slice(&self.path);
+        bytes
+    }
+
     /// Whether both are on the same server.
     pub fn same_server(&self, other: &Self) -> bool {
         self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
@@ -255,9 +268,15 @@ fn host_name(word: &OsStr, bytes: &[u8]) -> Result<String, Error> {
             .with_hint("write host:/export/path; ./ before the word makes it a local path"));
     }
     if bytes.contains(&b'@') {
-        return Err(usage(word, "a user before the host").with_hint(
-            "leave it out: the server knows its clients by their keys, not by user names",
-        ));
+        let host = String::from_utf8_lossy(bytes);
+        let host = host.rsplit('@').next().unwrap_or_default();
+        let text = word.to_string_lossy();
+        // With its path, if that follows.
+        let rest = text.rsplit_once('@').map_or(host, |(_, rest)| rest);
+        let scheme = split_scheme(word.as_bytes()).map_or("", |_| "rdcp://");
+        return Err(usage(word, "a user before the host").with_hint(format!(
+            "write {scheme}{rest}: an rdcpd knows no user names"
+        )));
     }
     let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b".-_".contains(byte);
     match std::str::from_utf8(bytes) {
@@ -325,6 +344,9 @@ fn percent_encoded(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
 fn no_absolute_path(word: &OsStr) -> Error {
     let text = word.to_string_lossy();
     let head = text.split('/').next().unwrap_or_default();
+    if let Some(hint) = hint_for_habits(&text) {
+        return usage(word, "not how a remote place is written").with_hint(hint);
+    }
     if head.matches(':').count() > 1 && !head.contains('[') {
         return usage(word, "an IPv6 address needs brackets")
             .with_hint("write [address]:/export/path");
@@ -340,6 +362,35 @@ fn no_absolute_path(word: &OsStr) -> Error {
         )
     };
     usage(word, "a remote path starts with ':/'").with_hint(hint)
+}
+
+/// What to write instead of what other programs take: `host:port:/path`, and rsync's `host::module`.
+fn hint_for_habits(text: &str) -> Option<String> {
+    let (host, rest) = text.split_once(':')?;
+    let (host, rest) = match host.rsplit_once('@') {
+        Some((_, host)) => (host, rest),
+        None => (host, rest),
+    };
+    let is_name = !host.is_empty()
+        && host
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+    if !is_name || is_v6(text.split('/').next().unwrap_or_default()) {
+        return None;
+    }
+    if let Some(path) = rest.strip_prefix(':') {
+        let head = path.split('/').next().unwrap_or_default();
+        let path = path.trim_start_matches('/');
+        return (!head.contains(':')).then(|| format!("write {host}:/{path}"));
+    }
+    let (port, path) = rest.split_once(":/")?;
+    let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    is_port.then(|| {
+        format!(
+            "write rdcp://{host}:{port}/{}",
+            path.trim_start_matches('/')
+        )
+    })
 }
 
 /// The word is quoted so that the message stays one line whatever is in it.
@@ -436,7 +487,14 @@ mod tests {
             ("host:20471", "rdcp://host:20471/"),
             ("fe80::1:/data", "[address]:/export"),
             (":/data", "host:/export/path"),
-            ("me@host:/data", "keys"),
+            ("me@host:/data", "write host:/data"),
+            ("rdcp://me@host:7/data", "write rdcp://host:7/data"),
+            ("host:99:/data/x", "write rdcp://host:99/data/x"),
+            ("host::data/x", "write host:/data/x"),
+            ("host::/data", "write host:/data"),
+            ("me@host::data", "write host:/data"),
+            ("fe80::1:/x", "[address]:/export"),
+            ("fe80::1/x", "[address]:/export"),
             ("ssh://host/x", "rdcpd"),
             ("http://host/x", "rdcp://host"),
             ("host://data", "host:/export/path"),

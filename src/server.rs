@@ -290,10 +290,12 @@ impl Server {
     /// Takes no new session, transfer or operation, lets those that run end within `grace`, then
     /// ends the rest.
     pub async fn shutdown(mut self, grace: Duration) {
+        // Who comes while transfers run out is told why there is nothing for them, and a transfer that
+        // has lost a data connection can make it anew.
+        self.serving.drain(grace).await;
         for task in self.tasks.drain(..) {
             task.abort();
         }
-        self.serving.drain(grace).await;
     }
 }
 

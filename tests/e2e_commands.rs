@@ -485,7 +485,6 @@ fn completions_and_manual_cover_every_command() {
 #[track_caller]
 fn assert_sound(lines: &[Value], status: i32) {
     let mut last = None;
-    let started = lines.iter().any(|line| line["type"] == "start");
     for line in lines {
         assert!(line["v"].is_u64(), "{line}");
         let seq = line["seq"]
@@ -500,16 +499,25 @@ fn assert_sound(lines: &[Value], status: i32) {
             line["time"].is_string() || line["time"].is_number(),
             "{line}"
         );
-        // Null until there is a transfer: the host was not reached, or refused.
+        // Known before the host is reached.
         let id = &line["transfer_id"];
         assert!(
-            (id.is_null() && !started) || id.as_str().is_some_and(|id| id.len() == 32),
+            id.as_str().is_some_and(|id| id.len() == 32),
             "no transfer_id of 128 bits in {line}"
         );
         let kind = line["type"]
             .as_str()
             .unwrap_or_else(|| panic!("no type in {line}"));
-        let known = ["start", "progress", "file", "warning", "error", "summary"];
+        let known = [
+            "start",
+            "progress",
+            "file",
+            "directory",
+            "symlink",
+            "warning",
+            "error",
+            "summary",
+        ];
         assert!(known.contains(&kind), "{line}");
     }
     let summaries = lines

@@ -472,7 +472,7 @@ fn a_source_that_changes_fails_alone() {
             file.write_all_at(b"rewritten", (24 << 20) - 100).unwrap();
         }
         proxy.release();
-        pull.wait().expect(9).says("b changing");
+        pull.wait().expect(9).says("b%20changing");
         let names = tree::listing(&world.path("local/copy/tree"));
         assert_eq!(
             names,
@@ -506,11 +506,11 @@ fn sigterm_lets_transfers_end_and_takes_no_new_ones() {
     let done = world
         .rdcp("pull")
         .args([daemon.url("data/file"), "late".into()])
-        .run();
+        .run()
+        .expect(14);
     assert!(
-        [3, 14].contains(&done.status),
-        "{}: {}",
-        done.status,
+        done.stderr.contains(&daemon.address().to_string()) && done.stderr.contains("try again"),
+        "{}",
         done.stderr
     );
     proxy.release();

@@ -199,7 +199,9 @@ fn status_4_changed_key() {
             .run()
             .expect(4)
             .says(&old)
-            .says(&new);
+            .says(&new)
+            .says("config/rdcp/known_hosts, line 1)")
+            .says("sed -i '1d' ");
         assert!(!world.exists("local/second"));
     }
 }
@@ -301,14 +303,19 @@ fn status_6_integrity() {
             proxy.url("data/file"),
             "copy".into(),
         ];
-        world.rdcp("pull").args(pull).run().expect(6).says("file");
+        world.rdcp("pull").args(pull).run().expect(6).says("copy: ");
         let push = [
             "--hash".into(),
             hash.into(),
             "file".into(),
             proxy.url("data/copy"),
         ];
-        world.rdcp("push").args(push).run().expect(6).says("file");
+        world
+            .rdcp("push")
+            .args(push)
+            .run()
+            .expect(6)
+            .says("data/copy: ");
         assert!(proxy.flipped() >= 2);
         for side in ["local", "export"] {
             assert!(

@@ -86,7 +86,9 @@ async fn a_file_is_pulled_and_its_digest_told() {
         let mut last = rdcp::Progress::default();
         while let Some(event) = transfer.next_event().await {
             match event {
-                Event::Ended { path, outcome, len } => outcomes.push((path, outcome, len)),
+                Event::Ended {
+                    path, outcome, len, ..
+                } => outcomes.push((path, outcome, len)),
                 Event::Progress(progress) => {
                     assert!(progress.bytes_done >= last.bytes_done, "progress fell");
                     last = progress;

@@ -54,7 +54,7 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
 
-    /// Log what happens on standard error, with transfer ids; -vv and -vvv tell more
+    /// Log what happens on standard error, with transfer ids, and sum a copy up; -vv and -vvv tell more
     #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = GENERAL)]
     pub(crate) verbose: u8,
 
@@ -140,6 +140,8 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
 
     /// Print the manual as roff, or write all its pages
+    ///
+    /// The page of the daemon, rdcpd(1), comes from the daemon itself: rdcpd --man.
     #[command(after_long_help = long_tail(MAN_EXAMPLES))]
     Man(ManArgs),
 }
@@ -204,8 +206,10 @@ pub(crate) struct TransferArgs {
     /// Carry all that can be carried: -r with modes, symbolic and hard links, user attributes, ACLs,
     /// and owners where that is allowed
     ///
-    /// Set-user-id and set-group-id bits are never carried. Without -a, symbolic links are skipped
-    /// with a warning, and each hard link becomes a file.
+    /// Set-user-id and set-group-id bits are never carried. Without -a, symbolic links below a
+    /// directory are skipped with a warning, and each hard link becomes a file. A symbolic link that
+    /// is named as a source is copied as a link with -a; without -a, or with a slash at its end, it
+    /// stands for what it leads to.
     #[arg(short, long, help_heading = SELECTION)]
     pub(crate) archive: bool,
     /// Carry permission bits; times are always carried
@@ -245,7 +249,8 @@ pub(crate) struct TransferArgs {
     /// End at the first entry that fails instead of going on with the rest
     #[arg(long, help_heading = FAILURES)]
     pub(crate) fail_early: bool,
-    /// End if nothing has moved for this long, like 30s or 5m [default: 120s]
+    /// End if nothing has moved for this long, like 30s or 5m [default: 120s, and 10s for each step of
+    /// connecting]
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = FAILURES)]
     pub(crate) timeout: Option<Duration>,
 }
@@ -258,9 +263,10 @@ pub(crate) struct TransferOutput {
     pub(crate) quiet: bool,
     /// Tell everything as JSON, an object a line, on standard output
     ///
-    /// Types of objects: start, progress (at most two a second), file, warning, error, and summary,
-    /// which comes last and exactly once, with the exit status and whether trying again may help. They go
-    /// to standard error if the file itself goes to standard output.
+    /// Types of objects: start, progress (at most two a second), file, directory, symlink, warning,
+    /// error, and summary, which comes last and exactly once, with the exit status and whether trying
+    /// again may help. What failed has its side (local or remote) and its path there. The lines go to
+    /// standard error if the file itself goes to standard output.
     #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
 }
@@ -619,7 +625,8 @@ const COMPLETIONS_EXAMPLES: &str = "  \
 const MAN_EXAMPLES: &str = "  \
   rdcp man | man -l -
   rdcp man pull | man -l -
-  rdcp man --dir /usr/share/man/man1";
+  rdcp man --dir /usr/share/man/man1
+  rdcpd --man > /usr/share/man/man1/rdcpd.1";
 
 #[cfg(test)]
 mod tests {

@@ -3,12 +3,12 @@
 //! Both sides are walked in the same order, so what waits for its twin is little, whatever the size
 //! of the trees; but nothing here depends on the order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::output::Difference;
 
 /// Which stream something came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
     /// This host.
     Here,
@@ -23,6 +23,9 @@ pub(crate) enum Content {
     File([u8; 32]),
     /// A file that could not be read; told elsewhere, so it is no difference.
     Unreadable,
+    /// A directory, or something that may be one, that could not be listed: told elsewhere, and
+    /// nothing below it can be said to be missing.
+    Unlisted,
     /// Something that has no content.
     Other,
 }
@@ -31,6 +34,8 @@ pub(crate) enum Content {
 #[derive(Debug, Default)]
 pub(crate) struct Comparison {
     waiting: BTreeMap<Vec<u8>, (Side, Content)>,
+    /// What could not be listed, on which side. Only failures are kept.
+    unlisted: BTreeSet<(Side, Vec<u8>)>,
     same: u64,
     different: u64,
 }
@@ -43,6 +48,9 @@ impl Comparison {
         path: Vec<u8>,
         content: Content,
     ) -> Option<(Vec<u8>, Difference)> {
+        if content == Content::Unlisted {
+            self.unlisted.insert((side, path.clone()));
+        }
         match self.waiting.remove(&path) {
             Some((other, twin)) if other != side => self.judge(path, content, twin),
             _ => {
@@ -59,7 +67,8 @@ impl Comparison {
         other: Content,
     ) -> Option<(Vec<u8>, Difference)> {
         let difference = match (one, other) {
-            (Content::Unreadable, _) | (_, Content::Unreadable) => return None,
+            (Content::Unreadable | Content::Unlisted, _)
+            | (_, Content::Unreadable | Content::Unlisted) => return None,
             (Content::File(one), Content::File(other)) if one == other => None,
             (Content::File(_), Content::File(_)) => Some(Difference::Content),
             (Content::Other, Content::Other) => None,
@@ -87,12 +96,26 @@ impl Comparison {
                 Side::There if here_complete => Difference::MissingHere,
                 _ => continue,
             };
-            if matches!(content, Content::File(_)) {
+            let twin = match side {
+                Side::Here => Side::There,
+                Side::There => Side::Here,
+            };
+            if matches!(content, Content::File(_)) && !self.is_unlisted(twin, &path) {
                 self.different += 1;
                 missing.push((path, difference));
             }
         }
         missing
+    }
+
+    /// Whether a directory above could not be listed on that side.
+    fn is_unlisted(&self, side: Side, path: &[u8]) -> bool {
+        !self.unlisted.is_empty()
+            && path
+                .iter()
+                .enumerate()
+                .filter(|(_, byte)| **byte == b'/')
+                .any(|(end, _)| self.unlisted.contains(&(side, path[..end].to_vec())))
     }
 
     /// Files that are the same on both sides.
@@ -156,6 +179,20 @@ mod tests {
             [(b"b".to_vec(), Difference::MissingHere)]
         );
         assert_eq!(comparison.different(), 1);
+    }
+
+    #[test]
+    fn what_could_not_be_listed_misses_nothing() {
+        let mut comparison = Comparison::default();
+        comparison.add(Side::There, b"closed".to_vec(), Content::Unlisted);
+        for path in ["closed/a", "closed/b/c", "closedx", "closed.d/a"] {
+            comparison.add(Side::Here, path.into(), A);
+        }
+        comparison.add(Side::There, b"open/a".to_vec(), A);
+        let found = comparison.end(true, true);
+        let names: Vec<_> = found.iter().map(|(path, _)| path.as_slice()).collect();
+        assert_eq!(names, [&b"closed.d/a"[..], b"closedx", b"open/a"]);
+        assert_eq!(comparison.different(), 3);
     }
 
     #[test]

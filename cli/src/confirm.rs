@@ -131,7 +131,11 @@ mod tests {
     #[test]
     fn a_changed_key_is_never_accepted() {
         let (known, presented) = (EXPECTED.parse().unwrap(), OTHER.parse().unwrap());
-        let changed = HostTrust::Changed { known, presented };
+        let changed = HostTrust::Changed {
+            known,
+            presented,
+            lines: vec![1],
+        };
         assert_eq!(answer("yes\n", &changed), (false, String::new()));
     }
 

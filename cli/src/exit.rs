@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use rdcp::wire::Fault;
-use rdcp::{Error, ErrorKind};
+use rdcp::{Error, ErrorKind, Location};
 
 use crate::output::Output;
 
@@ -95,7 +95,10 @@ pub(crate) const TABLE: &[(u8, &str)] = &[
     (9, "the source changed while it was read"),
     (10, "the transport that --transport names is not available"),
     (11, "timed out or stalled"),
-    (12, "the destination exists, with --overwrite error"),
+    (
+        12,
+        "something is in the way at the destination: of another kind, or any with --overwrite error",
+    ),
     (13, "verify: the two sides differ"),
     (14, "the server is busy or draining: try again later"),
     (
@@ -168,8 +171,8 @@ impl Ending {
     }
 
     /// An entry failed: tells it.
-    pub(crate) fn entry_failed(&mut self, output: &mut Output, path: &[u8], fault: &Fault) {
-        output.entry_failed(path, fault);
+    pub(crate) fn entry_failed(&mut self, output: &mut Output, at: &Location, fault: &Fault) {
+        output.entry_failed(at, fault);
         self.failed(ErrorKind::of_fault(fault.code));
     }
 

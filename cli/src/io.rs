@@ -3,7 +3,9 @@
 //! A reader that went away (EPIPE) silences its stream; any other failure (a full disk behind
 //! `> file`) is remembered, because output that was asked for and is missing is a failure.
 
-use std::io::{self, IsTerminal, Write};
+use std::fs::File;
+use std::io::{self, IsTerminal, LineWriter, Write};
+use std::os::fd::AsFd;
 
 /// The two output streams of a run, and whether a person is watching them.
 pub struct Io {
@@ -11,14 +13,23 @@ pub struct Io {
     pub stdout: Stream,
     /// Standard error.
     pub stderr: Stream,
+    /// The process was started without a standard output, so that what is written to it is lost.
+    pub stdout_was_missing: bool,
 }
 
 impl Io {
     /// Those of this process.
     pub fn process() -> Self {
+        let is_terminal = io::stdout().is_terminal();
+        // Rust's own standard output takes "bad file descriptor" for success, so writes go past it.
+        let stdout = match io::stdout().as_fd().try_clone_to_owned() {
+            Ok(fd) => Stream::new(LineWriter::new(File::from(fd)), is_terminal),
+            Err(_) => Stream::new(io::stdout(), is_terminal),
+        };
         Self {
-            stdout: Stream::new(io::stdout(), io::stdout().is_terminal()),
+            stdout,
             stderr: Stream::new(io::stderr(), io::stderr().is_terminal()),
+            stdout_was_missing: rdcp::sys::startup::stdout_was_missing(),
         }
     }
 }
@@ -63,6 +74,21 @@ impl Stream {
             let result = self.writer.write_all(bytes);
             self.note(result);
         }
+    }
+
+    /// Writes what a file holds, and tells how many bytes of it were taken. Here a reader that went
+    /// away is a failure like others: [`Self::is_open`] tells whether all was taken.
+    pub fn write_content(&mut self, bytes: &[u8]) -> u64 {
+        let mut written = 0;
+        while self.is_open() && written < bytes.len() {
+            match self.writer.write(&bytes[written..]) {
+                Ok(0) => self.note(Err(io::ErrorKind::WriteZero.into())),
+                Ok(count) => written += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => self.note(Err(error)),
+            }
+        }
+        written as u64
     }
 
     /// Writes a line and hands it on to whoever reads.
@@ -132,6 +158,7 @@ pub(crate) mod tests {
         let io = Io {
             stdout: Stream::new(out.clone(), terminal),
             stderr: Stream::new(err.clone(), terminal),
+            stdout_was_missing: false,
         };
         (io, out, err)
     }

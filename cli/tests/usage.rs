@@ -30,6 +30,9 @@ fn usage_errors_exit_with_2_and_a_hint() {
         ("pull h:/ .", "rdcp ls h:/"),
         ("push x host:20471", "rdcp://host:20471"),
         ("rm h:/e", "something in it"),
+        ("ls me@h:/e/x", "write h:/e/x"),
+        ("pull h:99:/e/x .", "write rdcp://h:99/e/x"),
+        ("pull h::e/x .", "write h:/e/x"),
         ("man nothing", "--help"),
     ];
     for (line, hints) in table {

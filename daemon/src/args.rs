@@ -49,6 +49,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MODE")]
     pub(crate) auth: Option<AuthMode>,
 
+    /// Print the manual page rdcpd(1) as roff, and exit
+    #[arg(long, exclusive = true)]
+    pub(crate) man: bool,
+
     /// Keep the host key here
     ///
     /// Default: $STATE_DIRECTORY, as systemd sets it; for root with --config /var/lib/rdcp; else
@@ -119,7 +123,7 @@ pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     ))
 }
 
-const EXIT_STATUSES: &str = "\
+pub(crate) const EXIT_STATUSES: &str = "\
 Exit status: 0 ended by SIGTERM or SIGINT after running transfers were given time to end; \
 1 a defect of rdcpd; 2 command line or configuration; 3 an address can't be listened on; \
 7 the state directory can't be used; 130, 143 ended at once by a second signal.";

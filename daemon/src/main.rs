@@ -6,6 +6,7 @@ mod config;
 mod export;
 mod lifecycle;
 mod logging;
+mod manual;
 mod serve;
 mod settings;
 mod state_dir;
@@ -40,6 +41,15 @@ fn main() -> ExitCode {
 
 fn run() -> ExitCode {
     let args = Args::parse();
+    if args.man {
+        return match manual::page() {
+            Ok(page) => print(&page),
+            Err(error) => {
+                say(&format!("the manual page can't be made: {error}"));
+                ExitCode::from(EXIT_INTERNAL)
+            }
+        };
+    }
     let (check, show) = (args.check_config, args.show_config);
     let settings = match Settings::load(args) {
         Ok(settings) => settings,

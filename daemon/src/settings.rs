@@ -267,15 +267,35 @@ fn join_filter(
         (None, 2..) => Said::by_option("trace".to_owned(), "-vv"),
         (None, 0) => config.unwrap_or_else(|| Said::default(LOG_FILTER_DEFAULT.to_owned())),
     };
-    if let Err(error) = EnvFilter::try_new(&filter.value) {
+    if let Some(part) = wrong_directive(&filter.value) {
         let what = format!(
-            "\"{}\" is no log filter ({error}): write error, warn, info, debug or trace, or \
+            "\"{}\" is no log filter (`{}`): write off, error, warn, info, debug or trace, or \
              directives such as info,rdcp=debug",
-            filter.value.escape_debug()
+            filter.value.escape_debug(),
+            part.escape_debug()
         );
         problems.add(&filter.source, what);
     }
     filter
+}
+
+/// The directive of a filter that says nothing. A word that is no level would be taken for the name of
+/// a module, whose lines are then all there is: a misspelt level would switch the log off.
+fn wrong_directive(filter: &str) -> Option<&str> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_level = |word: &str| LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+    if filter.contains('[') {
+        // Spans and their fields may hold commas; they are seldom written by hand.
+        return EnvFilter::try_new(filter).is_err().then_some(filter);
+    }
+    filter.split(',').find(|part| {
+        let level = match part.split_once('=') {
+            Some((target, level)) if !target.trim().is_empty() => level,
+            Some(_) => return true,
+            None => part,
+        };
+        !is_level(level.trim()) || EnvFilter::try_new(part).is_err()
+    })
 }
 
 fn join_exports(
@@ -326,7 +346,7 @@ fn join_exports(
         } else {
             "nothing to serve: write --export NAME=PATH, or --config FILE"
         };
-        problems.add(&Source::CommandLine("rdcpd"), what);
+        problems.add(&Source::Default, what);
     }
     exports
 }
@@ -420,6 +440,33 @@ mod tests {
             error[0].starts_with("t.toml:2: \"x=y=z\" is no log filter"),
             "{error:?}"
         );
+    }
+
+    #[test]
+    fn only_levels_and_directives_are_filters() {
+        for filter in [
+            "info",
+            "WARN",
+            "off",
+            "info,rdcp=debug",
+            "rdcpd=trace,rdcp=off",
+            "[session]=debug",
+        ] {
+            assert_eq!(wrong_directive(filter), None, "{filter}");
+        }
+        for (filter, part) in [
+            ("bogus", "bogus"),
+            ("inf", "inf"),
+            ("", ""),
+            ("info,", ""),
+            ("info, rdcp=off", " rdcp=off"),
+            ("rdcp=loud", "rdcp=loud"),
+            ("info,rdcp", "rdcp"),
+            ("=info", "=info"),
+            ("x=y=z", "x=y=z"),
+        ] {
+            assert_eq!(wrong_directive(filter), Some(part), "{filter}");
+        }
     }
 
     #[test]

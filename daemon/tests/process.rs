@@ -129,6 +129,7 @@ fn wrong_command_lines_exit_2_and_say_what_to_write() {
             "write 127.0.0.1:20471",
         ),
         (&["--export", "d=data", "--log", "x=y=z"], "no log filter"),
+        (&["--export", "d=data", "--log", "bogus"], "no log filter"),
         (
             &["--export", "d=data", "--auth", "keys"],
             "possible values: none",
@@ -139,6 +140,11 @@ fn wrong_command_lines_exit_2_and_say_what_to_write() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(
             stderr(&output).contains(part),
+            "{arguments:?}: {}",
+            stderr(&output)
+        );
+        assert!(
+            !stderr(&output).contains("rdcpd: rdcpd:"),
             "{arguments:?}: {}",
             stderr(&output)
         );
@@ -160,7 +166,25 @@ fn wrong_files_exit_2_and_name_every_line() {
         text.contains("bad.toml:1: unknown key `lisen`; did you mean `listen`?"),
         "{text}"
     );
-    assert!(text.contains("bad.toml:5: "), "{text}");
+    assert!(
+        text.contains("bad.toml:5: `exports.e.path` must be a text in quotes"),
+        "{text}"
+    );
+    // The words of the program's inside are no help.
+    for inside in ["usize", "u32", "invalid type", "PathBuf", "expected"] {
+        assert!(!text.contains(inside), "{text}");
+    }
+    place.write(
+        "loud.toml",
+        "[log]\nlevel = \"loud\"\n[exports.d]\npath = \"/tmp\"\n",
+    );
+    let output = place.run(&["--check-config", "--config", "loud.toml"]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    assert!(
+        text.contains("loud.toml:2: \"loud\" is no log filter"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -278,6 +302,16 @@ fn the_host_key_stays_the_same_over_restarts() {
         line["fingerprint"].clone()
     };
     assert_eq!(fingerprint(), fingerprint());
+}
+
+#[test]
+fn its_manual_page_is_roff() {
+    let output = Place::new().run(&["--man"]);
+    assert_eq!(output.status.code(), Some(0));
+    let page = String::from_utf8_lossy(&output.stdout).replace("\\-", "-");
+    for part in [".TH rdcpd 1", "--show-config", "EXIT STATUS", "rdcp(1)"] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! made when a transfer needs them and made anew when they are lost.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::limits::STREAMS_MAX;
 use crate::options::{ClientOptions, UnknownHost};
+use crate::remote::Remote;
 use crate::session::SOFTWARE;
 use crate::session::control::{self, ConnectOptions, ControlError, ControlWriter, TlsReader};
 use crate::session::data::{self, SessionKey};
@@ -35,6 +36,7 @@ const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A session with a server, shared by a client's clones and transfers.
 pub(super) struct Session {
     machinery: Machinery,
+    host: HostPort,
     peer: Arc<Peer>,
     welcome: Welcome,
     writer: ControlWriter,
@@ -68,7 +70,9 @@ impl Session {
             policy: policy(options.unknown_host),
             deadline: options.connect_timeout,
         };
-        let control = control::connect(&host, &connect).await.map_err(refused)?;
+        let control = control::connect(&host, &connect)
+            .await
+            .map_err(|error| refused(&host, error))?;
         let cores = machinery.lanes.count();
         let streams = options
             .streams
@@ -98,6 +102,7 @@ impl Session {
             "connected"
         );
         let reading = tokio::spawn(read(
+            host.clone(),
             control.reader,
             Arc::clone(&peer),
             control.writer.clone(),
@@ -112,6 +117,7 @@ impl Session {
         };
         Ok(Arc::new(Self {
             machinery,
+            host,
             peer,
             welcome: control.welcome,
             writer: control.writer,
@@ -123,6 +129,23 @@ impl Session {
 
     pub(super) fn welcome(&self) -> &Welcome {
         &self.welcome
+    }
+
+    /// The server, as it was named.
+    pub(super) fn host(&self) -> &HostPort {
+        &self.host
+    }
+
+    /// A place on it.
+    pub(super) fn place(&self, export: &str, path: &[u8]) -> Remote {
+        let end = path.iter().rposition(|byte| *byte != b'/');
+        Remote {
+            host: self.host.host().to_owned(),
+            port: self.host.port(),
+            export: export.to_owned(),
+            path: path[..end.map_or(0, |at| at + 1)].to_vec(),
+            trailing_slash: false,
+        }
     }
 
     pub(super) fn machinery(&self) -> Machinery {
@@ -157,7 +180,7 @@ impl Session {
             if self.peer.connections() == 0
                 && let Some(error) = first_error
             {
-                let message = "the server takes no data connection";
+                let message = format!("{}: the server takes no data connection", self.host);
                 return Err(Error::new(ErrorKind::Unreachable, message).with_source(error));
             }
             *made = true;
@@ -177,10 +200,10 @@ impl Session {
         match tokio::time::timeout(deadline, answered).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(fault)) => Err(fault.into()),
-            Err(_) => Err(Error::new(
-                ErrorKind::TimedOut,
-                "the server does not answer",
-            )),
+            Err(_) => {
+                let message = format!("{}: the server does not answer", self.host);
+                Err(Error::new(ErrorKind::TimedOut, message))
+            }
         }
     }
 
@@ -238,12 +261,26 @@ impl Data {
 }
 
 /// Reads what the server says until the connection ends.
-async fn read(mut reader: TlsReader, peer: Arc<Peer>, writer: ControlWriter, pulse: Arc<Pulse>) {
+async fn read(
+    host: HostPort,
+    mut reader: TlsReader,
+    peer: Arc<Peer>,
+    writer: ControlWriter,
+    pulse: Arc<Pulse>,
+) {
     let fault = loop {
         let envelope = match reader.next().await {
             Ok(Some(envelope)) => envelope,
-            Ok(None) => break Fault::new(FaultCode::Lost, "the server closed the session"),
-            Err(error) => break error.to_fault(),
+            Ok(None) => {
+                break Fault::new(
+                    FaultCode::Lost,
+                    format!("{host}: the server closed the session"),
+                );
+            }
+            Err(error) => {
+                let fault = error.to_fault();
+                break Fault::new(fault.code, format!("{host}: {}", fault.text));
+            }
         };
         pulse.heard();
         if envelope.transfer == TransferId::NONE {
@@ -271,8 +308,10 @@ fn known_hosts_file(chosen: Option<PathBuf>) -> Result<PathBuf, Error> {
     let config = from("XDG_CONFIG_HOME").map(PathBuf::from);
     let config = config.or_else(|| from("HOME").map(|home| PathBuf::from(home).join(".config")));
     let config = config.ok_or_else(|| {
-        let message = "there is no place for the known hosts: HOME is not set";
-        Error::new(ErrorKind::Usage, message).with_hint("set HOME, or name a file of known hosts")
+        let message = "there is no place for the keys of known hosts: neither HOME nor \
+                       XDG_CONFIG_HOME is set";
+        Error::new(ErrorKind::Usage, message)
+            .with_hint("set HOME, or name a file: --known-hosts FILE")
     })?;
     Ok(config.join("rdcp").join("known_hosts"))
 }
@@ -292,30 +331,43 @@ fn policy(unknown: UnknownHost) -> HostPolicy {
 }
 
 /// The public error for a control connection that was not made.
-fn refused(error: ControlError) -> Error {
+fn refused(host: &HostPort, error: ControlError) -> Error {
     let hint = match &error {
-        ControlError::Connect { .. } => Some("is rdcpd running there, and is the port right?"),
-        ControlError::HostUnknown { .. } => {
-            Some("compare the fingerprint with the one in the daemon's log; --accept-new pins it")
+        ControlError::Lookup { .. } => {
+            Some("is it spelt right? An address can be written in its place".to_owned())
         }
-        ControlError::HostChanged { .. } => {
-            Some("do not go on before you know why: another machine may be answering")
+        ControlError::Connect { .. } => {
+            Some("is rdcpd running there, and is the port right?".to_owned())
         }
+        ControlError::TimedOut { .. } => Some(
+            "something takes connections on that port and does not answer: another program, or an \
+             rdcpd that is stuck"
+                .to_owned(),
+        ),
+        ControlError::HostUnknown { .. } => Some(
+            "compare the fingerprint with the one in the daemon's log; --accept-new pins it"
+                .to_owned(),
+        ),
+        ControlError::HostChanged { written, .. } => Some(format!(
+            "another machine may be answering; if the new key is right, remove the old one, and the \
+             host is asked about as a new one: {}",
+            removal(&written.file, &written.lines)
+        )),
         ControlError::NotRdcp | ControlError::Tls(_) => {
-            Some("something else may be listening on that port")
+            Some("something else may be listening on that port".to_owned())
         }
         _ => None,
     };
-    let kind = match &error {
-        ControlError::Refused(fault) => ErrorKind::of_fault(fault.code),
-        other => ErrorKind::of_fault(other.to_fault().code),
+    let kind = ErrorKind::of_fault(error.to_fault().code);
+    let message = match &error {
+        ControlError::Lookup { .. }
+        | ControlError::Connect { .. }
+        | ControlError::HostUnknown { .. }
+        | ControlError::HostChanged { .. } => error.to_string(),
+        // These don't know whom they are about.
+        ControlError::Refused(fault) => format!("{host}: {}", fault.text),
+        other => format!("{host}: {other}"),
     };
-    let kind = if kind == ErrorKind::TimedOut {
-        ErrorKind::Unreachable
-    } else {
-        kind
-    };
-    let message = error.to_string();
     let mut public = Error::new(kind, message);
     if let Some(hint) = hint {
         public = public.with_hint(hint);
@@ -325,5 +377,33 @@ fn refused(error: ControlError) -> Error {
         ControlError::Tls(source) | ControlError::Lost(source) => public.with_source(source),
         ControlError::KnownHosts(source) => public.with_source(source),
         _ => public,
+    }
+}
+
+/// The command that removes lines of a file, for a shell.
+fn removal(file: &Path, lines: &[usize]) -> String {
+    let lines: Vec<_> = lines.iter().map(|line| format!("{line}d")).collect();
+    let file = file.to_string_lossy();
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%".contains(&byte);
+    let file = if file.bytes().all(plain) {
+        file.into_owned()
+    } else {
+        format!("'{}'", file.replace('\'', r"'\''"))
+    };
+    format!("sed -i '{}' {file}", lines.join(";"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_that_removes_a_key_can_be_pasted() {
+        let shown = |file: &str, lines: &[usize]| removal(Path::new(file), lines);
+        assert_eq!(shown("/h/known_hosts", &[3]), "sed -i '3d' /h/known_hosts");
+        assert_eq!(
+            shown("/it's here/k", &[1, 12]),
+            r"sed -i '1d;12d' '/it'\''s here/k'"
+        );
     }
 }

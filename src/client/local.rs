@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::Error;
+use crate::location::Location;
 use crate::options::{HashKind, Preserve};
 use crate::storage::source::SourceSpec;
 use crate::storage::{Identity, Root, StorageError, operations};
@@ -115,12 +116,13 @@ pub fn sum_local(
     hash: HashKind,
     on: &mut dyn FnMut(Listed),
 ) -> Result<(), Error> {
-    let (spec, _) =
-        source(path, Preserve::default()).map_err(|error| Error::from(error.fault()))?;
+    let here = |error: StorageError| {
+        Error::from(error.fault()).at(Location::local(path.as_os_str().as_bytes()))
+    };
+    let (spec, _) = source(path, Preserve::default()).map_err(here)?;
     let mut output = operations::Output {
         tell: on,
         cancelled: &|| false,
     };
-    operations::sum(&spec.root, &spec.path, recursive, hash, &mut output)
-        .map_err(|error| Error::from(error.fault()))
+    operations::sum(&spec.root, &spec.path, recursive, hash, &mut output).map_err(here)
 }

@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use super::Client;
 use super::connect::Session;
+use super::transfer::said_by;
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
+use crate::location::Location;
 use crate::options::HashKind;
 use crate::session::peer::{Inbound, Seat};
 use crate::wire::message::{Listed, Operation, RemotePath, TransportOffer};
@@ -138,12 +140,36 @@ impl Drop for Running {
 }
 
 /// Asks for an operation and takes its lines until its end.
-async fn run(
+async fn run(session: &Session, operation: Operation, on: impl FnMut(Listed)) -> Result<(), Error> {
+    let path = match &operation {
+        Operation::List { path, .. }
+        | Operation::Stat { path }
+        | Operation::Sum { path, .. }
+        | Operation::Remove { path, .. }
+        | Operation::MakeDirectory { path, .. } => session.place(&path.export, &path.path),
+    };
+    match answered(session, operation, on).await {
+        // What the server says is about the thing that was asked for.
+        Err(Failed::Said(fault)) => Err(Error::from(fault).at(Location::remote(&path))),
+        Err(Failed::Lost(error)) => Err(error),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Why an operation did not come to its end.
+enum Failed {
+    /// The server said so.
+    Said(Fault),
+    /// The session.
+    Lost(Error),
+}
+
+async fn answered(
     session: &Session,
     operation: Operation,
     mut on: impl FnMut(Listed),
-) -> Result<(), Error> {
-    let seat = session.seat(TransferId::random())?;
+) -> Result<(), Failed> {
+    let seat = session.seat(TransferId::random()).map_err(Failed::Lost)?;
     seat.say(Message::Operate(operation));
     seat.say(Message::Credit {
         pages: LISTINGS_CREDIT,
@@ -163,16 +189,23 @@ async fn run(
                 running.over = true;
                 return Ok(());
             }
-            Some(Inbound::Message(Message::Failed(fault)) | Inbound::Over(fault)) => {
+            Some(Inbound::Message(Message::Failed(fault))) => {
                 running.over = true;
-                return Err(fault.into());
+                return Err(Failed::Said(fault));
+            }
+            Some(Inbound::Over(fault)) => {
+                running.over = true;
+                return Err(Failed::Lost(said_by(&session.host().to_string(), fault)));
             }
             Some(Inbound::Message(_)) => {
                 let text = "the server answered out of turn";
-                return Err(Error::new(ErrorKind::Unreachable, text));
+                return Err(Failed::Lost(Error::new(ErrorKind::Unreachable, text)));
             }
             Some(Inbound::Lane(_) | Inbound::LaneUp(_) | Inbound::LaneDown(_)) => {}
-            None => return Err(Error::new(ErrorKind::Unreachable, "the session ended")),
+            None => {
+                let error = Error::new(ErrorKind::Unreachable, "the session ended");
+                return Err(Failed::Lost(error));
+            }
         }
     }
 }

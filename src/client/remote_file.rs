@@ -104,9 +104,13 @@ fn closed() -> Error {
     Error::new(ErrorKind::Unreachable, "the file is not open any more")
 }
 
-pub(super) async fn open(session: Arc<Session>, path: &RemotePath) -> Result<RemoteFile, Error> {
+pub(super) async fn open(
+    session: Arc<Session>,
+    path: &RemotePath,
+    id: TransferId,
+) -> Result<RemoteFile, Error> {
     session.connect_data().await?;
-    let seat = session.seat(TransferId::random())?;
+    let seat = session.seat(id)?;
     let open = Open {
         direction: Direction::Pull(vec![path.clone()]),
         hash: HashKind::Blake3,

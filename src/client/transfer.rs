@@ -1,4 +1,4 @@
-//! A running transfer: its handle, and how each direction is set up.
+//! A running transfer: its handle, how each direction is set up, and how it is accounted for.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,14 @@ use crate::engine::receiver::ReceiverOptions;
 use crate::engine::sender::SenderOptions;
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
+use crate::location::{Base, Location, Locations, Root, Side, Target};
 use crate::options::{HashKind, TransferOptions, TransportChoice};
 use crate::progress::{Event, Progress, Report};
 use crate::session::peer::Seat;
 use crate::session::receiving::Receiving;
 use crate::session::sending::Sending;
 use crate::session::watch::{Ended, Watch, WatchOptions};
+use crate::storage::error::ShownPath;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, WalkOptions};
 use crate::storage::{LastSymlink, StorageError};
@@ -31,7 +33,7 @@ use crate::wire::{Fault, FaultCode, Message};
 const EVENTS_QUEUED_MAX: usize = 4096;
 
 /// Why tcp is what this release moves data with.
-const TCP_REASON: &str = "rdma and same-host copies are not part of this release";
+pub(super) const TCP_REASON: &str = "rdma and same-host copies are not part of this release";
 
 /// A transfer that was started. Dropping it cancels it; [`Self::finish`] waits for its end.
 ///
@@ -123,7 +125,9 @@ pub(super) fn pull(
     destination: PathBuf,
     options: TransferOptions,
 ) -> Transfer {
-    begin(move |start| run_pull(session, sources, destination, options, start))
+    begin(options.id, move |start| {
+        run_pull(session, sources, destination, options, start)
+    })
 }
 
 pub(super) fn push(
@@ -133,7 +137,7 @@ pub(super) fn push(
     into_directory: bool,
     options: TransferOptions,
 ) -> Transfer {
-    begin(move |start| {
+    begin(options.id, move |start| {
         run_push(
             session,
             sources,
@@ -145,11 +149,11 @@ pub(super) fn push(
     })
 }
 
-fn begin<F>(run: impl FnOnce(Start) -> F) -> Transfer
+fn begin<F>(id: Option<TransferId>, run: impl FnOnce(Start) -> F) -> Transfer
 where
     F: Future<Output = Result<Report, Error>> + Send + 'static,
 {
-    let id = TransferId::random();
+    let id = id.unwrap_or_else(TransferId::random);
     let (events, taken) = mpsc::channel(EVENTS_QUEUED_MAX);
     let (canceller, cancel) = watch::channel(None);
     let progress = Arc::new(Mutex::new(Progress::default()));
@@ -184,7 +188,9 @@ async fn run_pull(
         make_parents: options.make_parents,
         roots: sources.iter().map(root_name).collect(),
     };
+    check_names(&placement.roots)?;
     let roots = shown_roots(&placement.roots);
+    let names = placement.roots.clone();
     let sink_options = SinkOptions {
         // Links to directories have been followed by then.
         last_symlink: LastSymlink::Keep,
@@ -194,15 +200,31 @@ async fn run_pull(
         sync: options.sync,
     };
     // Looking at the destination can block.
-    let sink = session
+    let target = bytes_of(&destination);
+    let (sink, is_directory) = session
         .workers()
-        .run(move || -> Result<Sink, StorageError> {
+        .run(move || -> Result<(Sink, bool), StorageError> {
             let local = local::destination(&destination)?;
-            Ok(Sink::new(local.root, local.below, sink_options))
+            let is_directory = local.below.is_empty();
+            let sink = Sink::new(local.root, local.below, sink_options);
+            Ok((sink, is_directory))
         })
         .await
         .map_err(broken)?
-        .map_err(|error| Error::from(error.fault()))?;
+        .map_err(|error| Error::from(error.fault()).at(Location::local(&*target)))?;
+    let file_inside = names.len() > 1 || is_directory || target.ends_with(b"/");
+    let located = sources.iter().zip(&names).map(|(source, name)| Root {
+        source: Base::Remote(session.place(&source.export, &source.path)),
+        target: Target {
+            base: Base::Local(target.clone()),
+            name: shown_name(name),
+            file_inside,
+        },
+    });
+    let locations = Locations {
+        roots: located.collect(),
+        sender: Side::Remote,
+    };
     session.connect_data().await?;
     let seat = session.seat(start.id)?;
     let paths = sources.into_iter().map(|source| RemotePath {
@@ -218,7 +240,7 @@ async fn run_pull(
         end_when_full: true,
         ..ReceiverOptions::new(options.hash, options.chunk)
     };
-    let (watch, account) = watching(start, roots, &options, &seat).await;
+    let (watch, account) = watching(start, roots, locations, &options, &session, &seat).await;
     let run = Receiving {
         seat,
         workers: session.workers(),
@@ -239,18 +261,37 @@ async fn run_push(
 ) -> Result<Report, Error> {
     check_transport(options.transport)?;
     let preserve = options.preserve;
+    let paths = sources.clone();
     let found = session
         .workers()
-        .run(move || -> Result<Vec<_>, StorageError> {
-            sources
+        .run(move || -> Vec<Result<_, Error>> {
+            paths
                 .iter()
-                .map(|path| local::source(path, preserve))
+                .map(|path| {
+                    local::source(path, preserve).map_err(|error| {
+                        Error::from(error.fault()).at(Location::local(bytes_of(path)))
+                    })
+                })
                 .collect()
         })
         .await
-        .map_err(broken)?
-        .map_err(|error| Error::from(error.fault()))?;
+        .map_err(broken)?;
+    let found = found.into_iter().collect::<Result<Vec<_>, Error>>()?;
     let (specs, roots): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+    check_names(&roots)?;
+    let file_inside = into_directory || roots.len() > 1;
+    let located = sources.iter().zip(&roots).map(|(source, name)| Root {
+        source: Base::Local(without_slashes(bytes_of(source))),
+        target: Target {
+            base: Base::Remote(session.place(&destination.export, &destination.path)),
+            name: shown_name(name),
+            file_inside,
+        },
+    });
+    let locations = Locations {
+        roots: located.collect(),
+        sender: Side::Local,
+    };
     let shown = shown_roots(&roots);
     let walk = WalkOptions {
         recursive: options.recursive,
@@ -276,7 +317,7 @@ async fn run_push(
         fail_early: options.fail_early,
         ..SenderOptions::new(options.hash, options.chunk)
     };
-    let (watch, account) = watching(start, shown, &options, &seat).await;
+    let (watch, account) = watching(start, shown, locations, &options, &session, &seat).await;
     let run = Sending {
         seat,
         machinery: session.machinery(),
@@ -292,12 +333,15 @@ struct Account {
     id: TransferId,
     begun: Instant,
     hash: HashKind,
+    server: String,
 }
 
 async fn watching(
     start: Start,
     roots: Vec<Vec<u8>>,
+    locations: Locations,
     options: &TransferOptions,
+    session: &Session,
     seat: &Seat,
 ) -> (Watch, Account) {
     tracing::info!(
@@ -317,6 +361,7 @@ async fn watching(
     let watch = Watch::new(WatchOptions {
         transfer: start.id,
         roots,
+        locations: Some(locations),
         shared: start.shared,
         events: Some(start.events),
         cancel: start.cancel,
@@ -328,6 +373,7 @@ async fn watching(
             id: start.id,
             begun: start.begun,
             hash: options.hash,
+            server: session.host().to_string(),
         },
     )
 }
@@ -339,12 +385,11 @@ impl Account {
             totals,
             fault,
         } = ended;
-        if let Some(fault) = fault {
-            tracing::info!(transfer = %self.id, reason = %fault.text.escape_debug(), "ended early");
-            return Err(fault.into());
-        }
+        let result = fault.as_ref().map_or("done", |_| "ended early");
         tracing::info!(
             transfer = %self.id,
+            result,
+            reason = fault.as_ref().map(|fault| fault.text.escape_debug().to_string()),
             published = ledger.published,
             updated = ledger.updated,
             unchanged = ledger.unchanged,
@@ -368,7 +413,7 @@ impl Account {
                 }
             }
         };
-        Ok(Report {
+        let report = Report {
             transfer: self.id,
             transport: "tcp",
             reason: TCP_REASON.to_owned(),
@@ -384,7 +429,43 @@ impl Account {
             elapsed: self.begun.elapsed(),
             failures: totals.failures,
             failure_kind,
-        })
+        };
+        match fault {
+            None => Ok(report),
+            Some(fault) => Err(said_by(&self.server, fault).with_report(report)),
+        }
+    }
+}
+
+/// The error for a fault, which names the server if it was the server that said it.
+pub(super) fn said_by(server: &str, fault: Fault) -> Error {
+    if fault.from_peer {
+        return Error::new(
+            ErrorKind::of_fault(fault.code),
+            format!("{server}: {}", fault.text),
+        );
+    }
+    fault.into()
+}
+
+/// Two sources that would have one name at the destination: nothing could make both right.
+fn check_names(roots: &[RootName]) -> Result<(), Error> {
+    let mut names: Vec<_> = roots
+        .iter()
+        .filter(|root| !root.contents && !root.name.is_empty())
+        .map(|root| &root.name)
+        .collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        None => Ok(()),
+        Some(pair) => {
+            let name = ShownPath(pair[0]);
+            let message = format!("two sources would both become '{name}' at the destination");
+            Err(Error::new(ErrorKind::Usage, message).with_hint(
+                "copy them to different directories, one run for each; of directories, a slash at \
+                 the end means the contents",
+            ))
+        }
     }
 }
 
@@ -434,14 +515,27 @@ fn root_name(source: &PullSource) -> RootName {
 
 /// What roots are called in messages: nothing where a directory's contents are meant.
 fn shown_roots(roots: &[RootName]) -> Vec<Vec<u8>> {
-    let shown = |root: &RootName| {
-        if root.contents {
-            Vec::new()
-        } else {
-            root.name.clone()
-        }
-    };
-    roots.iter().map(shown).collect()
+    roots.iter().map(shown_name).collect()
+}
+
+fn shown_name(root: &RootName) -> Vec<u8> {
+    if root.contents {
+        Vec::new()
+    } else {
+        root.name.clone()
+    }
+}
+
+fn bytes_of(path: &Path) -> Vec<u8> {
+    path.as_os_str().as_bytes().to_vec()
+}
+
+/// Without slashes at its end; the root stays one.
+fn without_slashes(mut path: Vec<u8>) -> Vec<u8> {
+    while path.len() > 1 && path.ends_with(b"/") {
+        path.pop();
+    }
+    path
 }
 
 fn ends_in_slash(path: &Path) -> bool {

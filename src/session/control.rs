@@ -19,6 +19,7 @@ mod reader;
 mod writer;
 
 use std::future::Future;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +29,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream, client, server};
 
-pub use error::ControlError;
+pub use error::{ControlError, Written};
 pub use reader::ControlReader;
 pub use writer::ControlWriter;
 
@@ -112,18 +113,33 @@ async fn handshake(host: &HostPort, options: &ConnectOptions) -> Result<Stranger
         host: host.clone(),
         source,
     };
+    let addresses = timeout(
+        options.deadline,
+        tokio::net::lookup_host((host.host(), host.port())),
+    );
+    let addresses = match addresses.await {
+        Ok(Ok(addresses)) => addresses.collect::<Vec<_>>(),
+        Ok(Err(error)) => return Err(no_address(host, &error)),
+        Err(_) => return Err(no_address(host, &io::ErrorKind::TimedOut.into())),
+    };
     let connecting = async {
-        let stream = TcpStream::connect((host.host(), host.port())).await?;
+        let stream = TcpStream::connect(&*addresses).await?;
         stream.set_nodelay(true)?;
         let peer = stream.peer_addr()?;
         Ok((stream, peer))
     };
-    let connecting = async { connecting.await.map_err(unreachable) };
-    let (stream, peer) = within(options.deadline, "the connection", connecting).await?;
+    // Nobody is there: that is no answer that was due, but a host that can't be reached.
+    let (stream, peer) = timeout(options.deadline, connecting)
+        .await
+        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        .map_err(unreachable)?;
     let config = tls::client_config().map_err(ControlError::TlsSetup)?;
     let name = tls::server_name().map_err(ControlError::TlsSetup)?;
     let handshake = TlsConnector::from(config).connect(name, stream);
-    let handshake = async { handshake.await.map_err(ControlError::Tls) };
+    let handshake = async {
+        let done = handshake.await;
+        done.map_err(|error| ControlError::Tls(tls::without_goodbye(error)))
+    };
     let stream = within(options.deadline, "the TLS handshake", handshake).await?;
     if !tls::speaks_rdcp(stream.get_ref().1) {
         return Err(ControlError::NotRdcp);
@@ -134,6 +150,16 @@ async fn handshake(host: &HostPort, options: &ConnectOptions) -> Result<Stranger
         peer,
         fingerprint,
     })
+}
+
+fn no_address(host: &HostPort, error: &io::Error) -> ControlError {
+    let reason = error.to_string();
+    // What Rust's library puts in front is said by this error itself.
+    let prefix = "failed to lookup address information: ";
+    ControlError::Lookup {
+        host: host.clone(),
+        reason: reason.strip_prefix(prefix).unwrap_or(&reason).to_owned(),
+    }
 }
 
 /// Fails if the key is the wrong one; tells whether the policy was asked. Reads and writes a file
@@ -163,10 +189,18 @@ fn judge(
     let host = || host.clone();
     match trust {
         HostTrust::Known => Ok(false),
-        HostTrust::Changed { known, presented } => Err(ControlError::HostChanged {
+        HostTrust::Changed {
+            known,
+            presented,
+            lines,
+        } => Err(ControlError::HostChanged {
             host: host(),
             known,
             presented,
+            written: Box::new(Written {
+                file: hosts.path().to_owned(),
+                lines,
+            }),
         }),
         HostTrust::Unknown { .. } => match policy(&trust) {
             HostDecision::Refuse => Err(ControlError::HostUnknown {
@@ -299,7 +333,7 @@ async fn greet_client(
     let stream: server::TlsStream<TcpStream> = TlsAcceptor::from(config)
         .accept(stream)
         .await
-        .map_err(ControlError::Tls)?;
+        .map_err(|error| ControlError::Tls(tls::without_goodbye(error)))?;
     if !tls::speaks_rdcp(stream.get_ref().1) {
         return Err(ControlError::NotRdcp);
     }
@@ -438,5 +472,8 @@ async fn within<T>(
 ) -> Result<T, ControlError> {
     timeout(deadline, work)
         .await
-        .unwrap_or(Err(ControlError::TimedOut { waiting_for }))
+        .unwrap_or(Err(ControlError::TimedOut {
+            after: deadline,
+            waiting_for,
+        }))
 }

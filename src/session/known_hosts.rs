@@ -88,6 +88,8 @@ pub enum HostTrust {
         known: Fingerprint,
         /// The key that it shows.
         presented: Fingerprint,
+        /// The lines of the file that name keys of this host, counted from 1.
+        lines: Vec<usize>,
     },
 }
 
@@ -232,7 +234,7 @@ impl KnownHosts {
         Ok(file)
     }
 
-    fn entries(&self, file: File, host: &HostPort) -> Result<Vec<Fingerprint>, KnownHostsError> {
+    fn entries(&self, file: File, host: &HostPort) -> Result<Vec<Accepted>, KnownHostsError> {
         let text = self.read(&file)?;
         self.parse(&text, host)
     }
@@ -249,13 +251,13 @@ impl KnownHosts {
         })
     }
 
-    /// The keys accepted for `host`. Lines of others that make no sense are named in the log.
-    fn parse(&self, text: &[u8], host: &HostPort) -> Result<Vec<Fingerprint>, KnownHostsError> {
+    /// The keys accepted for `host`, with their lines. Lines of others that make no sense are named in the log.
+    fn parse(&self, text: &[u8], host: &HostPort) -> Result<Vec<Accepted>, KnownHostsError> {
         let mut found = Vec::new();
         for (line, number) in text.split(|byte| *byte == b'\n').zip(1..) {
             match parse_line(line) {
                 Line::Nothing => {}
-                Line::Entry(name, key) if name == *host => found.push(key),
+                Line::Entry(name, key) if name == *host => found.push((number, key)),
                 Line::Entry(..) => {}
                 Line::Damaged(Some(name), reason) if name == *host => {
                     let path = self.path.clone();
@@ -310,15 +312,19 @@ fn parse_line(line: &[u8]) -> Line {
     }
 }
 
-fn judge(known: &[Fingerprint], presented: &Fingerprint) -> HostTrust {
+/// An accepted key and its line, counted from 1.
+type Accepted = (usize, Fingerprint);
+
+fn judge(known: &[Accepted], presented: &Fingerprint) -> HostTrust {
     match known.first() {
         None => HostTrust::Unknown {
             fingerprint: *presented,
         },
-        Some(_) if known.contains(presented) => HostTrust::Known,
-        Some(first) => HostTrust::Changed {
+        Some(_) if known.iter().any(|(_, key)| key == presented) => HostTrust::Known,
+        Some((_, first)) => HostTrust::Changed {
             known: *first,
             presented: *presented,
+            lines: known.iter().map(|(line, _)| *line).collect(),
         },
     }
 }
@@ -351,6 +357,7 @@ mod tests {
         let changed = HostTrust::Changed {
             known: mine,
             presented: other,
+            lines: vec![1],
         };
         assert_eq!(hosts.check(&host, &other).unwrap(), changed);
         assert!(matches!(

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use crate::ids::EntryId;
 use crate::limits::{DEPTH_MAX, PATH_BYTES_MAX};
 use crate::manifest::{Entry, EntryKind, Item, Note, Place};
+use crate::progress::EntryType;
 use crate::wire::{Fault, FaultCode};
 
 /// The names of the entries under way.
@@ -18,19 +19,28 @@ pub(crate) struct Names {
     known: HashMap<EntryId, Known>,
     /// Directories whose end was not told yet.
     open_directories: usize,
+    /// Directories whose end the last page told: what it told of things in them comes after it.
+    ended: Vec<EntryId>,
 }
 
 #[derive(Debug)]
 struct Known {
     place: Place,
     len: u64,
+    entry: EntryType,
+    /// A regular file itself, not another name of one.
     is_file: bool,
     /// Entries that hang here and are still known.
     children: u32,
     /// Nothing more will hang here, and it is settled itself.
     over: bool,
-    is_directory: bool,
     ended: bool,
+}
+
+impl Known {
+    fn is_directory(&self) -> bool {
+        self.entry == EntryType::Directory
+    }
 }
 
 impl Names {
@@ -39,6 +49,7 @@ impl Names {
             roots,
             known: HashMap::new(),
             open_directories: 0,
+            ended: Vec::new(),
         }
     }
 
@@ -48,18 +59,21 @@ impl Names {
     /// An entry that lies in no open directory, or more directories open at once than a tree can be
     /// deep: an honest walk ends each directory before it tells the next beside it.
     pub(crate) fn learn(&mut self, items: &[Item]) -> Result<(), Fault> {
+        for directory in std::mem::take(&mut self.ended) {
+            self.sweep(directory);
+        }
         for item in items {
             match item {
                 Item::Entry(entry) => self.learn_entry(entry)?,
                 Item::Note(Note::DirectoryEnd { directory, .. }) => {
                     if let Some(known) = self.known.get_mut(directory)
-                        && known.is_directory
+                        && known.is_directory()
                         && !known.ended
                     {
                         known.ended = true;
                         self.open_directories -= 1;
                     }
-                    self.sweep(*directory);
+                    self.ended.push(*directory);
                 }
                 Item::Note(_) => {}
             }
@@ -71,26 +85,28 @@ impl Names {
         let protocol = |text: &str| Err(Fault::new(FaultCode::Protocol, text));
         if let Place::In(parent, _) = &entry.place {
             match self.known.get_mut(parent) {
-                Some(parent) if parent.is_directory && !parent.ended => parent.children += 1,
+                Some(parent) if parent.is_directory() && !parent.ended => parent.children += 1,
                 _ => return protocol("the manifest tells an entry outside of its directory"),
             }
         }
-        let (len, is_file) = match entry.kind {
-            EntryKind::File { len, .. } => (len, true),
-            _ => (0, false),
+        let (entry_type, len) = match entry.kind {
+            EntryKind::File { len, .. } => (EntryType::File, len),
+            EntryKind::HardLink(_) => (EntryType::File, 0),
+            EntryKind::Directory => (EntryType::Directory, 0),
+            EntryKind::Symlink(_) => (EntryType::Symlink, 0),
         };
-        let is_directory = matches!(entry.kind, EntryKind::Directory);
-        self.open_directories += usize::from(is_directory);
+        let is_file = matches!(entry.kind, EntryKind::File { .. });
+        self.open_directories += usize::from(entry_type == EntryType::Directory);
         if self.open_directories > DEPTH_MAX + 1 {
             return protocol("the manifest leaves more directories open than a tree is deep");
         }
         let known = Known {
             place: entry.place.clone(),
             len,
+            entry: entry_type,
             is_file,
             children: 0,
             over: false,
-            is_directory,
             ended: false,
         };
         self.known.insert(entry.id, known);
@@ -107,13 +123,25 @@ impl Names {
 
     /// The path of a place. Of one that is longer than paths are, only the end.
     pub(crate) fn path_of_place(&self, place: &Place) -> Vec<u8> {
+        let (root, below) = self.split(place);
+        let name = root.and_then(|number| self.roots.get(number as usize));
+        match name {
+            Some(name) if below.is_empty() => name.clone(),
+            Some(name) if !name.is_empty() => [name, &b"/"[..], &below].concat(),
+            _ => below,
+        }
+    }
+
+    /// The number of a place's root and the names below that, joined by `/`. Of a path that is
+    /// longer than paths are only the end, without a root.
+    pub(crate) fn split(&self, place: &Place) -> (Option<u32>, Vec<u8>) {
         let mut parts: Vec<&[u8]> = Vec::new();
         let mut bytes = 0;
         let mut place = place;
-        loop {
+        let root = loop {
             if bytes > PATH_BYTES_MAX {
                 parts.push(b"...");
-                break;
+                break None;
             }
             bytes += parts.last().map_or(0, |part| part.len() + 1);
             match place {
@@ -121,23 +149,26 @@ impl Names {
                     parts.push(name.as_bytes());
                     match self.known.get(parent) {
                         Some(parent) => place = &parent.place,
-                        None => break,
+                        None => break None,
                     }
                 }
-                Place::Root(number) => {
-                    let root = self
-                        .roots
-                        .get(*number as usize)
-                        .map_or(&b""[..], Vec::as_slice);
-                    if !root.is_empty() {
-                        parts.push(root);
-                    }
-                    break;
-                }
+                Place::Root(number) => break Some(*number),
             }
-        }
+        };
         parts.reverse();
-        parts.join(&b'/')
+        (root, parts.join(&b'/'))
+    }
+
+    /// Where a known entry is.
+    pub(crate) fn place(&self, entry: EntryId) -> Option<Place> {
+        self.known.get(&entry).map(|known| known.place.clone())
+    }
+
+    /// What an entry is.
+    pub(crate) fn entry_type(&self, entry: EntryId) -> EntryType {
+        self.known
+            .get(&entry)
+            .map_or(EntryType::Unknown, |known| known.entry)
     }
 
     /// The listed length of a file; 0 for everything else.
@@ -161,7 +192,7 @@ impl Names {
     /// Drops an entry that nothing needs any more, and then its parents likewise.
     fn sweep(&mut self, mut entry: EntryId) {
         while let Some(known) = self.known.get(&entry) {
-            if !known.over || known.children > 0 || (known.is_directory && !known.ended) {
+            if !known.over || known.children > 0 || (known.is_directory() && !known.ended) {
                 return;
             }
             let Some(Known {
@@ -227,6 +258,8 @@ mod tests {
             };
             names.learn(&[Item::Note(end)]).unwrap();
         }
+        assert_eq!(names.path(EntryId(0)), b"top", "its page may tell more");
+        names.learn(&[]).unwrap();
         assert!(names.known.is_empty());
     }
 

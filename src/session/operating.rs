@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::peer::{Inbound, Seat};
-use super::serving::Serving;
+use super::serving::{Serving, Subject};
 use crate::limits::{LISTING_BYTES_TARGET, LISTING_LINES_MAX};
 use crate::storage::operations::{self, Output};
 use crate::storage::{Root, StorageError};
@@ -32,14 +32,26 @@ pub(crate) async fn run(
     of_session: Arc<Semaphore>,
 ) {
     let (session, transfer) = (seat.peer.id, seat.transfer);
-    tracing::debug!(%session, %transfer, ?operation, "operation");
+    let (name, place) = match &operation {
+        Operation::List { path, .. } => ("list", path),
+        Operation::Stat { path } => ("stat", path),
+        Operation::Sum { path, .. } => ("sum", path),
+        Operation::Remove { path, .. } => ("remove", path),
+        Operation::MakeDirectory { path, .. } => ("make directory", path),
+    };
+    let Subject { export, path } = Subject::of(Some(place));
+    tracing::info!(%session, %transfer, operation = name, export, path, "operation began");
     let answer = match perform(&serving, &mut seat, operation, &of_session).await {
         Ok(()) => Message::Done,
-        Err(fault) => {
-            tracing::info!(%session, %transfer, reason = %fault.text.escape_debug(), "operation failed");
-            Message::Failed(fault)
-        }
+        Err(fault) => Message::Failed(fault),
     };
+    let (result, reason) = match &answer {
+        Message::Failed(fault) => ("failed", Some(fault.text.escape_debug().to_string())),
+        _ => ("done", None),
+    };
+    tracing::info!(
+        %session, %transfer, operation = name, export, path, result, reason, "operation ended"
+    );
     seat.say(answer);
 }
 

@@ -25,6 +25,7 @@ use crate::engine::receiver::ReceiverOptions;
 use crate::engine::sender::SenderOptions;
 use crate::ids::{SessionId, TransferId};
 use crate::server::ServerLimits;
+use crate::storage::error::ShownPath;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, SourceSpec, WalkOptions};
 use crate::storage::{LastSymlink, Root};
@@ -472,18 +473,45 @@ fn run(serving: &Arc<Serving>, task: impl Future<Output = ()> + Send + 'static) 
     });
 }
 
+/// What a request is about, as log lines name it: both from a client, and harmless to show.
+pub(super) struct Subject {
+    pub(super) export: String,
+    pub(super) path: String,
+}
+
+impl Subject {
+    pub(super) fn of(place: Option<&RemotePath>) -> Self {
+        let export = place.map_or("", |place| &place.export);
+        let path = place.map_or(&b""[..], |place| &place.path);
+        Self {
+            export: ShownPath(export.as_bytes()).to_string(),
+            path: ShownPath(path).to_string(),
+        }
+    }
+}
+
 /// The server's half of one transfer.
 async fn transfer_task(serving: Arc<Serving>, seat: Seat, open: Open) {
     let (transfer, session) = (seat.transfer, seat.peer.id);
-    let pull = matches!(open.direction, Direction::Pull(_));
-    let direction = if pull { "pull" } else { "push" };
-    tracing::info!(%session, %transfer, direction, hash = ?open.hash, "transfer began");
+    let (direction, places) = match &open.direction {
+        Direction::Pull(sources) => ("pull", sources.as_slice()),
+        Direction::Push { destination, .. } => ("push", std::slice::from_ref(destination)),
+    };
+    let Subject { export, path } = Subject::of(places.first());
+    let sources = match &open.direction {
+        Direction::Pull(sources) => sources.len(),
+        Direction::Push { placement, .. } => placement.roots.len(),
+    };
+    tracing::info!(
+        %session, %transfer, direction, export, path, sources, hash = ?open.hash, "transfer began"
+    );
     // The owner is the client; it cancels by message.
     let (_cancel, cancel) = watch::channel(None);
     let watch = |roots| {
         Watch::new(WatchOptions {
             transfer,
             roots,
+            locations: None,
             shared: Arc::default(),
             events: None,
             cancel: cancel.clone(),
@@ -498,27 +526,37 @@ async fn transfer_task(serving: Arc<Serving>, seat: Seat, open: Open) {
     match ended {
         Ok(Ended {
             ledger,
-            fault: None,
-            ..
-        }) => tracing::info!(
-            %session,
-            %transfer,
-            published = ledger.published,
-            updated = ledger.updated,
-            unchanged = ledger.unchanged,
-            failed = ledger.failed,
-            bytes = ledger.bytes,
-            "transfer ended"
-        ),
-        Ok(Ended {
-            fault: Some(fault), ..
+            totals,
+            fault,
         }) => {
-            let reason = fault.text.escape_debug();
-            tracing::info!(%session, %transfer, %reason, "transfer ended early");
+            let result = match &fault {
+                Some(_) => "ended early",
+                None if ledger.failed > 0 => "some failed",
+                None => "done",
+            };
+            tracing::info!(
+                %session,
+                %transfer,
+                direction,
+                export,
+                path,
+                result,
+                reason = fault.map(|fault| fault.text.escape_debug().to_string()),
+                files = totals.files,
+                published = ledger.published,
+                updated = ledger.updated,
+                unchanged = ledger.unchanged,
+                failed = ledger.failed,
+                bytes = ledger.bytes,
+                "transfer ended"
+            );
         }
         Err(fault) => {
             let reason = fault.text.escape_debug();
-            tracing::info!(%session, %transfer, %reason, "transfer refused");
+            tracing::info!(
+                %session, %transfer, direction, export, path, result = "refused", %reason,
+                "transfer ended"
+            );
             peer.say(transfer, Message::Failed(fault));
         }
     }

@@ -4,6 +4,7 @@
 //! is not decided here: the caller asks [`presented_key`] right after the handshake, before it sends
 //! anything, and drops the connection otherwise.
 
+use std::io;
 use std::sync::Arc;
 
 use rustls::client::Resumption;
@@ -56,6 +57,18 @@ pub fn client_config() -> Result<Arc<ClientConfig>, Error> {
 /// The name that TLS insists on; keys are pinned by host and port, so it says nothing.
 pub(super) fn server_name() -> Result<ServerName<'static>, Error> {
     ServerName::try_from("rdcp").map_err(|_| Error::General("a fixed name is refused".into()))
+}
+
+/// An error of a TLS stream in words for a person: that the stream just ended is told as such, and
+/// not as what the library thinks of it.
+pub(super) fn without_goodbye(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::UnexpectedEof {
+        return io::Error::new(
+            error.kind(),
+            "the peer closed the connection without goodbye",
+        );
+    }
+    error
 }
 
 /// The key that the server has proved to hold. To be called once the handshake is done.

@@ -13,8 +13,9 @@ use tokio::time::Instant;
 use super::names::Names;
 use crate::engine::{self, Ledger};
 use crate::ids::{EntryId, TransferId};
-use crate::manifest::{EntryKind, Item};
-use crate::progress::{Event, Progress, Report};
+use crate::location::{Location, Locations};
+use crate::manifest::{EntryKind, Item, Place};
+use crate::progress::{EntryType, Event, Failure, Progress, Report};
 use crate::storage::error::ShownPath;
 use crate::wire::message::Outcome;
 use crate::wire::{Fault, FaultCode};
@@ -35,6 +36,7 @@ const GIVE_UP_AFTER: Duration = Duration::from_secs(5);
 pub(crate) struct Watch {
     transfer: TransferId,
     names: Names,
+    locations: Option<Locations>,
     totals: Totals,
     shared: Arc<Mutex<Progress>>,
     events: Option<mpsc::Sender<Event>>,
@@ -58,7 +60,7 @@ pub(crate) struct Totals {
     pub(crate) bytes_published: u64,
     pub(crate) warnings: u64,
     /// The first failures with their paths.
-    pub(crate) failures: Vec<(Vec<u8>, Fault)>,
+    pub(crate) failures: Vec<Failure>,
 }
 
 /// How a run ended.
@@ -86,6 +88,8 @@ pub(crate) struct WatchOptions {
     pub(crate) transfer: TransferId,
     /// What each root is called in paths.
     pub(crate) roots: Vec<Vec<u8>>,
+    /// Where they are, on the end whose user wants to know.
+    pub(crate) locations: Option<Locations>,
     pub(crate) shared: Arc<Mutex<Progress>>,
     pub(crate) events: Option<mpsc::Sender<Event>>,
     /// Becomes `Some` when the owner wants the run to end.
@@ -99,6 +103,7 @@ impl Watch {
         Self {
             transfer: options.transfer,
             names: Names::new(options.roots),
+            locations: options.locations,
             totals: Totals::default(),
             shared: options.shared,
             events: options.events,
@@ -177,12 +182,17 @@ impl Watch {
             engine::Event::Moved { bytes } => {
                 let progress = &mut self.totals.progress;
                 progress.bytes_moved = progress.bytes_moved.saturating_add(bytes);
-                progress.bytes_done = progress.bytes_done.saturating_add(bytes);
+                progress.bytes_done = progress
+                    .bytes_done
+                    .saturating_add(bytes)
+                    .min(progress.bytes_seen);
             }
             engine::Event::Repairing { entry, chunk } => {
-                let path = self.names.path(entry);
+                let place = self.names.place(entry);
                 let text = format!("chunk {chunk} did not match its digest and is read again");
-                self.warn(path, Fault::new(FaultCode::Integrity, text))
+                let fault = Fault::new(FaultCode::Integrity, text);
+                let location = self.locate(place.as_ref(), EntryType::File, &fault);
+                self.tell_warning(self.names.path(entry), fault, location)
                     .await;
             }
             engine::Event::Done { entry, outcome } => self.done(entry, outcome).await,
@@ -192,16 +202,19 @@ impl Watch {
                 failure,
             } => {
                 let path = self.names.path_of_place(&place);
+                let location = self.locate(Some(&place), EntryType::Unknown, &fault);
                 if failure {
-                    self.fail(path.clone(), &fault);
+                    self.fail(path.clone(), &fault, location.clone());
                     self.tell(Event::Ended {
                         path,
+                        entry: EntryType::Unknown,
                         outcome: Outcome::Failed(fault),
                         len: 0,
+                        location,
                     })
                     .await;
                 } else {
-                    self.warn(path, fault).await;
+                    self.tell_warning(path, fault, location).await;
                 }
             }
         }
@@ -212,6 +225,8 @@ impl Watch {
         let len = self.names.len(entry);
         let is_file = self.names.is_file(entry);
         let path = self.names.path(entry);
+        let entry_type = self.names.entry_type(entry);
+        let mut location = None;
         if is_file {
             self.totals.progress.files_done += 1;
         }
@@ -225,16 +240,39 @@ impl Watch {
             }
             _ => 0,
         };
-        let done = &mut self.totals.progress.bytes_done;
-        *done = done.saturating_add(len.saturating_sub(travelled));
+        // What had landed of a file that failed, or was fetched twice, is counted already: no sum of
+        // bytes done may pass that of the bytes seen.
+        let progress = &mut self.totals.progress;
+        progress.bytes_done = progress
+            .bytes_done
+            .saturating_add(len.saturating_sub(travelled))
+            .min(progress.bytes_seen);
         if let Outcome::Failed(fault) = &outcome {
-            self.fail(path.clone(), fault);
+            let place = self.names.place(entry);
+            location = self.locate(place.as_ref(), entry_type, fault);
+            self.fail(path.clone(), fault, location.clone());
         }
         self.names.settle(entry);
-        self.tell(Event::Ended { path, outcome, len }).await;
+        self.tell(Event::Ended {
+            path,
+            entry: entry_type,
+            outcome,
+            len,
+            location,
+        })
+        .await;
     }
 
-    fn fail(&mut self, path: Vec<u8>, fault: &Fault) {
+    /// Where something is that a fault tells of.
+    fn locate(&self, place: Option<&Place>, entry: EntryType, fault: &Fault) -> Option<Location> {
+        let (root, below) = self.names.split(place?);
+        let is_directory = entry == EntryType::Directory;
+        self.locations
+            .as_ref()?
+            .of(root?, &below, is_directory, fault)
+    }
+
+    fn fail(&mut self, path: Vec<u8>, fault: &Fault, location: Option<Location>) {
         self.failures_seen += 1;
         if self.failures_seen <= FAILURES_LOGGED_MAX {
             tracing::warn!(
@@ -247,12 +285,20 @@ impl Watch {
             tracing::warn!(transfer = %self.transfer, "further failures are only counted");
         }
         if self.totals.failures.len() < Report::FAILURES_LISTED_MAX {
-            self.totals.failures.push((path, fault.clone()));
+            self.totals.failures.push(Failure {
+                path,
+                location,
+                fault: fault.clone(),
+            });
         }
     }
 
     /// A warning for those who watch.
     pub(crate) async fn warn(&mut self, path: Vec<u8>, fault: Fault) {
+        self.tell_warning(path, fault, None).await;
+    }
+
+    async fn tell_warning(&mut self, path: Vec<u8>, fault: Fault, location: Option<Location>) {
         self.totals.warnings += 1;
         tracing::info!(
             transfer = %self.transfer,
@@ -260,7 +306,12 @@ impl Watch {
             reason = %fault.text.escape_debug(),
             "warning"
         );
-        self.tell(Event::Warning { path, fault }).await;
+        self.tell(Event::Warning {
+            path,
+            fault,
+            location,
+        })
+        .await;
     }
 
     async fn tell(&mut self, event: Event) {

@@ -146,13 +146,16 @@ pub fn code_of(error: &io::Error) -> FaultCode {
         return FaultCode::Storage;
     };
     match errno {
-        Errno::NOENT => FaultCode::NotFound,
+        // A component of the path that is no directory: what was named can't be there.
+        Errno::NOENT | Errno::NOTDIR => FaultCode::NotFound,
         Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::XDEV | Errno::LOOP => FaultCode::Denied,
         Errno::EXIST => FaultCode::Exists,
         Errno::NOSPC | Errno::DQUOT => FaultCode::NoSpace,
-        Errno::ISDIR | Errno::NOTDIR | Errno::NOTEMPTY => FaultCode::WrongKind,
+        Errno::ISDIR => FaultCode::WrongKind,
         Errno::NAMETOOLONG | Errno::INVAL => FaultCode::Invalid,
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::BUSY => FaultCode::Busy,
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::BUSY | Errno::NOTEMPTY => {
+            FaultCode::Busy
+        }
         Errno::STALE => FaultCode::SourceChanged,
         Errno::NOSYS => FaultCode::Incompatible,
         _ => FaultCode::Storage,
@@ -170,6 +173,9 @@ fn hint_of(errno: Errno) -> Option<&'static str> {
         Errno::MFILE | Errno::NFILE => "raise the limit of open files (ulimit -n, LimitNOFILE=)",
         Errno::NOSYS => {
             "this needs openat2(2): Linux 5.6 or later, and a seccomp profile that allows it"
+        }
+        Errno::NOTEMPTY => {
+            "something was put into it meanwhile; stop what writes there, or run the command again"
         }
         Errno::STALE => "the file system's server replaced the file",
         Errno::ACCESS => "ask for permission, or run the side that holds the file as its owner",

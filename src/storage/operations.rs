@@ -29,6 +29,9 @@ use crate::wire::{Fault, FaultCode};
 /// How often a file is summed before it counts as changing all the time.
 const SUMS_MAX: usize = 2;
 
+/// How often a tree is removed into which something is written meanwhile.
+const REMOVALS_MAX: usize = 5;
+
 /// Where lines go, and whether anybody still wants them.
 pub struct Output<'a> {
     /// Takes a line.
@@ -149,13 +152,33 @@ pub fn remove(
         return Err(StorageError::refused(
             "remove",
             path,
-            FaultCode::WrongKind,
+            FaultCode::Invalid,
             text,
         ));
     }
+    for _ in 1..REMOVALS_MAX {
+        match remove_tree(root, path, &parent, &name, &status, cancelled) {
+            // Something is written into it at the same time; what came is removed as well.
+            Err(error) if error.errno() == Some(Errno::NOTEMPTY) => {}
+            removed => return removed,
+        }
+    }
+    remove_tree(root, path, &parent, &name, &status, cancelled)
+}
+
+/// Removes a directory, which has this status, and all below it.
+fn remove_tree(
+    root: &Root,
+    path: &[u8],
+    parent: &OwnedFd,
+    name: &Name,
+    status: &Status,
+    cancelled: &(dyn Fn() -> bool + Sync),
+) -> Result<(), StorageError> {
+    let failed = |errno: Errno| StorageError::new("remove", path, errno);
     if let Some(mut tree) = Tree::begin(root, path, OwnFiles::Shown)? {
         // The walk follows no symlink; should the name have become one, it must not lead elsewhere.
-        if !tree.base.same_file(&status) {
+        if !tree.base.same_file(status) {
             let text = "something else took its name; run the command again";
             return Err(StorageError::refused(
                 "remove",
@@ -164,12 +187,12 @@ pub fn remove(
                 text,
             ));
         }
-        if !status.same_mount(&Status::of(&parent).map_err(failed)?) {
+        if !status.same_mount(&Status::of(parent).map_err(failed)?) {
             return Err(failed(Errno::BUSY));
         }
         tree.remove_all(path, cancelled)?;
     }
-    unlinkat(&parent, name.as_bytes(), AtFlags::REMOVEDIR).map_err(failed)
+    unlinkat(parent, name.as_bytes(), AtFlags::REMOVEDIR).map_err(failed)
 }
 
 /// Makes a directory; with `parents` also those above it, and one that exists is fine.
@@ -191,7 +214,7 @@ pub fn make_directory(root: &Root, path: &[u8], parents: bool) -> Result<(), Sto
         }
         match root.resolve(prefix, LastSymlink::Follow) {
             Ok((_, status)) if status.is_directory() => {}
-            Ok(_) => return Err(StorageError::new("make directory", prefix, Errno::NOTDIR)),
+            Ok(_) => return Err(no_directory(prefix)),
             Err(error) if error.code() == FaultCode::NotFound => match make_one(root, prefix) {
                 // Made by someone else in between.
                 Err(error) if error.code() == FaultCode::Exists => {}
@@ -204,13 +227,22 @@ pub fn make_directory(root: &Root, path: &[u8], parents: bool) -> Result<(), Sto
 }
 
 fn make_one(root: &Root, path: &[u8]) -> Result<(), StorageError> {
-    let (parent, name) = root.parent_of(path)?;
+    let (parent, name) = root.parent_of(path).map_err(|error| match error.errno() {
+        Some(Errno::NOTDIR) => no_directory(&error.path),
+        _ => error,
+    })?;
     mkdirat(
         &parent,
         name.as_bytes(),
         Mode::RWXU | Mode::RWXG | Mode::RWXO,
     )
     .map_err(|errno| StorageError::new("make directory", path, errno))
+}
+
+fn no_directory(path: &[u8]) -> StorageError {
+    let text = "something that is no directory stands there; remove it or choose another place";
+    let path = path.strip_suffix(b"/").unwrap_or(path);
+    StorageError::refused("make directory", path, FaultCode::WrongKind, text)
 }
 
 /// A walk with the directories that it holds open.

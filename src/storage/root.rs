@@ -303,7 +303,7 @@ mod tests {
         );
         assert_eq!(
             root.open_dir(b"a/file").unwrap_err().code(),
-            FaultCode::WrongKind
+            FaultCode::NotFound
         );
     }
 

@@ -29,6 +29,7 @@ use super::status::Status;
 use super::walk::{Found, OwnFiles, Step, Trouble, TroubleAt, Walk};
 use super::xattr::{self, XattrError, Xattrs};
 use crate::ids::EntryId;
+use crate::limits::DEPTH_MAX;
 use crate::limits::{LINKS_IN_MEMORY_MAX, PAGE_BYTES_TARGET, PAGE_ITEMS_MAX, WALK_NAMES_BYTES_MAX};
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Note, Place};
 use crate::wire::message::ManifestPage;
@@ -212,7 +213,14 @@ impl Tour {
             return self.note(place, &path(), text);
         }
         let status = found.status;
-        if status.is_directory() {
+        if status.is_directory() && found.parent.depth >= DEPTH_MAX {
+            // A receiver takes no more either, so it is not even told.
+            let text = format!(
+                "directories are nested more than {DEPTH_MAX} deep; copy the lower ones by themselves"
+            );
+            let error = StorageError::refused("copy", path(), FaultCode::Storage, text);
+            self.skip(place, error.fault(), true);
+        } else if status.is_directory() {
             let id = EntryId(self.next_id);
             if let Some(walk) = &mut self.walk {
                 walk.descend(id, &found);

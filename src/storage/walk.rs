@@ -193,7 +193,7 @@ impl Walk {
     ) -> Result<(), StorageError> {
         if directory.depth > DEPTH_MAX {
             let text = format!("directories are nested more than {DEPTH_MAX} deep");
-            let code = FaultCode::Invalid;
+            let code = FaultCode::Storage;
             return Err(StorageError::refused("list", directory.path(), code, text));
         }
         let fd = open.open(directory)?;

@@ -83,6 +83,7 @@ fn read_fault(r: &mut Reader<'_>) -> Result<Fault> {
     Ok(Fault {
         code,
         text: r.text("text")?,
+        from_peer: true,
     })
 }
 

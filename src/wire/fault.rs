@@ -1,13 +1,22 @@
 //! A failure as it crosses the wire: a code that programs act on, a text that people read.
 
 /// What went wrong, on which side of the wire's table it stands, and the words for a person.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Eq)]
 pub struct Fault {
     /// The class, which decides the exit status.
     pub code: FaultCode,
     /// One line: what happened, to what, what to do next. From a peer it is untrusted text: at most
     /// `TEXT_BYTES_MAX` bytes, escaped before it is shown.
     pub text: String,
+    /// It came over the wire, so it tells of the other end. Not a part of what is said, and so
+    /// neither sent nor compared.
+    pub from_peer: bool,
+}
+
+impl PartialEq for Fault {
+    fn eq(&self, other: &Self) -> bool {
+        (self.code, &self.text) == (other.code, &other.text)
+    }
 }
 
 impl Fault {
@@ -16,6 +25,7 @@ impl Fault {
         Self {
             code,
             text: text.into(),
+            from_peer: false,
         }
     }
 }

@@ -82,10 +82,19 @@ fn line(progress: Progress, rate: Option<u64>) -> String {
         totals_known,
         ..
     } = progress;
+    let rate = rate.filter(|rate| *rate > 0);
     let mut parts = Vec::new();
     if totals_known {
         let percent = percent(bytes_done, bytes_seen, files_done, files_seen);
         parts.push(format!("{} {percent:>2}%", bar(percent)));
+        if bytes_done >= bytes_seen && bytes_seen > 0 {
+            // What is left is to sync and to rename, and nobody knows how long that takes.
+            parts.push("finishing".to_owned());
+        } else if let Some(rate) = rate {
+            let left = bytes_seen.saturating_sub(bytes_done).div_ceil(rate);
+            let left = quantity::clock(Duration::from_secs(left));
+            parts.push(format!("{left} left"));
+        }
         parts.push(format!(
             "{} of {}",
             quantity::bytes(bytes_done),
@@ -94,17 +103,10 @@ fn line(progress: Progress, rate: Option<u64>) -> String {
     } else {
         parts.push(format!("{} so far", quantity::bytes(bytes_done)));
     }
-    if let Some(rate) = rate.filter(|rate| *rate > 0) {
+    if let Some(rate) = rate {
         parts.push(format!("{}/s", quantity::bytes(rate)));
-        if totals_known {
-            let left = bytes_seen.saturating_sub(bytes_done).div_ceil(rate);
-            parts.push(format!(
-                "{} left",
-                quantity::clock(Duration::from_secs(left))
-            ));
-        }
     }
-    // Last, because a narrow terminal cuts here.
+    // A narrow terminal cuts at the end, so the order is that of what a waiting person asks.
     parts.push(if totals_known {
         format!("{files_done} of {}", quantity::counted(files_seen, "file"))
     } else {
@@ -165,7 +167,23 @@ mod tests {
         let shown = line(progress((3, 9), (3 << 20, 9 << 20), true), Some(1 << 20));
         assert_eq!(
             shown,
-            "[===>      ] 33%  3.0 MiB of 9.0 MiB  1.0 MiB/s  0:06 left  3 of 9 files"
+            "[===>      ] 33%  0:06 left  3.0 MiB of 9.0 MiB  1.0 MiB/s  3 of 9 files"
+        );
+        let shown = line(progress((8, 9), (9 << 20, 9 << 20), true), Some(1 << 20));
+        assert_eq!(
+            shown,
+            "[=========>] 99%  finishing  9.0 MiB of 9.0 MiB  1.0 MiB/s  8 of 9 files"
+        );
+        // The longest that there may be: 80 columns hold all but the number of files.
+        let (total, done) = (1023 << 40, 1000 << 40);
+        let shown = line(
+            progress((999_999, 1_000_000), (done, total), true),
+            Some(1000 << 20),
+        );
+        let kept: String = shown.chars().take(80).collect();
+        assert!(
+            kept.contains(" left ") && kept.contains("1000.0 MiB/s"),
+            "{kept}"
         );
     }
 

@@ -1,13 +1,13 @@
 //! The voice for people: a bar and one line for a person who watches, and for everybody what
 //! failed. Nothing on standard output.
 
-use rdcp::Error;
 use rdcp::options::HashKind;
 use rdcp::progress::{Event, Progress};
 use rdcp::wire::Fault;
+use rdcp::{Error, ErrorKind, Location};
 
 use super::bar::Bar;
-use super::{Summary, chain, hash_name};
+use super::{Summary, about, chain, hash_name};
 use crate::escape;
 use crate::io::Io;
 use crate::quantity::{bytes, counted, duration, rate};
@@ -18,23 +18,30 @@ const LISTED_MAX: usize = 20;
 #[derive(Default)]
 pub(super) struct Human {
     quiet: bool,
+    verbose: bool,
     bar: Option<Bar>,
     warnings: u64,
 }
 
 impl Human {
-    pub(super) fn begin_copy(&mut self, quiet: bool, bar: bool) {
+    pub(super) fn begin_copy(&mut self, quiet: bool, bar: bool, verbose: bool) {
         self.quiet = quiet;
+        self.verbose = verbose;
         self.bar = (bar && !quiet).then(Bar::new);
     }
 
     pub(super) fn event(&mut self, io: &mut Io, event: &Event) {
         match event {
             Event::Progress(progress) => self.progress(*progress),
-            Event::Warning { path, fault } if !self.quiet => {
+            Event::Warning {
+                path,
+                fault,
+                location,
+            } if !self.quiet => {
                 self.warnings += 1;
                 if self.warnings <= LISTED_MAX as u64 {
-                    self.line(io, &format!("rdcp: warning: {}", about(path, fault)));
+                    let about = about_fault(path, location.as_ref(), fault);
+                    self.line(io, &format!("rdcp: warning: {about}"));
                 }
             }
             _ => {}
@@ -54,22 +61,29 @@ impl Human {
     }
 
     pub(super) fn summary(&mut self, io: &mut Io, summary: &Summary) {
+        self.failures(io, summary);
+        if (io.stderr.is_terminal() || self.verbose) && !self.quiet {
+            io.stderr.line(&summary_line(summary));
+        }
+    }
+
+    /// What failed, up to a limit.
+    pub(super) fn failures(&mut self, io: &mut Io, summary: &Summary) {
         self.bar = None;
         let unlisted = self.warnings.saturating_sub(LISTED_MAX as u64);
         if unlisted > 0 {
             io.stderr
                 .line(&format!("rdcp: and {}", counted(unlisted, "more warning")));
         }
-        for (path, fault) in summary.failures.iter().take(LISTED_MAX) {
-            io.stderr.line(&format!("rdcp: {}", about(path, fault)));
+        for failure in summary.failures.iter().take(LISTED_MAX) {
+            let about = about_fault(&failure.path, failure.location.as_ref(), &failure.fault);
+            io.stderr.line(&format!("rdcp: {about}"));
         }
         let listed = summary.failures.len().min(LISTED_MAX) as u64;
-        if summary.failed > listed {
+        // A run that ended by its one failure tells it elsewhere.
+        if listed > 0 && summary.failed > listed {
             io.stderr
                 .line(&format!("rdcp: and {} more", summary.failed - listed));
-        }
-        if io.stderr.is_terminal() && !self.quiet {
-            io.stderr.line(&summary_line(summary));
         }
     }
 
@@ -80,8 +94,9 @@ impl Human {
         }
     }
 
-    pub(super) fn entry_failed(&mut self, io: &mut Io, path: &[u8], fault: &Fault) {
-        self.line(io, &format!("rdcp: {}", about(path, fault)));
+    pub(super) fn entry_failed(&mut self, io: &mut Io, at: &Location, fault: &Fault) {
+        let about = about_fault(b"", Some(at), fault);
+        self.line(io, &format!("rdcp: {about}"));
     }
 
     pub(super) fn finish(&mut self) {
@@ -97,14 +112,8 @@ impl Human {
     }
 }
 
-/// `path: reason`, where a reason that names the path already is enough.
-fn about(path: &[u8], fault: &Fault) -> String {
-    let (path, reason) = (escape::path(path), escape::text(&fault.text));
-    if path.is_empty() || reason.contains(&path) {
-        reason
-    } else {
-        format!("{path}: {reason}")
-    }
+fn about_fault(path: &[u8], location: Option<&Location>, fault: &Fault) -> String {
+    about(path, location, ErrorKind::of_fault(fault.code), &fault.text)
 }
 
 fn summary_line(summary: &Summary) -> String {
@@ -139,10 +148,12 @@ fn summary_line(summary: &Summary) -> String {
         parts.push(format!("{} failed", summary.failed));
     }
     parts.push(summary.transport.clone());
-    parts.push(match summary.hash {
-        HashKind::None => "not verified".to_owned(),
-        hash => format!("verified with {}", hash_name(hash)),
-    });
+    match summary.hash {
+        HashKind::None => parts.push("not verified".to_owned()),
+        hash if summary.verified => parts.push(format!("verified with {}", hash_name(hash))),
+        // There was nothing to verify.
+        _ => {}
+    }
     parts.join(", ")
 }
 
@@ -152,7 +163,7 @@ mod tests {
     use crate::exit::End;
     use crate::io::tests::captured;
     use crate::output::Output;
-    use rdcp::ErrorKind;
+    use rdcp::progress::Failure;
     use rdcp::wire::FaultCode;
     use std::time::Duration;
 
@@ -161,6 +172,7 @@ mod tests {
             transport: "tcp".into(),
             reason: "no RDMA device".into(),
             hash: HashKind::Blake3,
+            verified: true,
             published: 3,
             files: 3,
             unchanged: 0,
@@ -176,18 +188,25 @@ mod tests {
 
     #[test]
     fn all_well_is_one_line_on_a_terminal_and_nothing_elsewhere() {
-        for (terminal, quiet, expected) in [
+        for (terminal, quiet, verbose, expected) in [
             (
                 true,
                 false,
+                false,
                 "3 files, 3.0 GiB in 2.0 s (1.5 GiB/s), tcp, verified with blake3\n",
             ),
-            (true, true, ""),
-            (false, false, ""),
+            (
+                false,
+                false,
+                true,
+                "3 files, 3.0 GiB in 2.0 s (1.5 GiB/s), tcp, verified with blake3\n",
+            ),
+            (true, true, false, ""),
+            (false, false, false, ""),
         ] {
             let (io, out, err) = captured(terminal);
             let mut output = Output::new(io);
-            output.begin_copy(quiet, false);
+            output.begin_copy(quiet, false, verbose);
             output.summary(&summary());
             output.finish(End::DONE);
             assert_eq!((out.text().as_str(), err.text().as_str()), ("", expected));
@@ -226,7 +245,11 @@ mod tests {
     fn failures_are_listed_up_to_a_limit() {
         let fault = Fault::new(FaultCode::Denied, "permission denied\x1b[2J");
         let failures = (0..100)
-            .map(|i| (format!("f{i}\n").into_bytes(), fault.clone()))
+            .map(|i| Failure {
+                path: format!("f{i}\n").into_bytes(),
+                location: None,
+                fault: fault.clone(),
+            })
             .collect();
         let (io, _, err) = captured(false);
         Output::new(io).summary(&Summary {
@@ -246,11 +269,12 @@ mod tests {
         let warning = Event::Warning {
             path: b"x".to_vec(),
             fault: Fault::new(FaultCode::Special, "a socket, left out"),
+            location: None,
         };
         for (quiet, lines) in [(false, 21), (true, 0)] {
             let (io, _, err) = captured(false);
             let mut output = Output::new(io);
-            output.begin_copy(quiet, false);
+            output.begin_copy(quiet, false, false);
             (0..25).for_each(|_| output.event(&warning));
             output.summary(&summary());
             assert_eq!(err.text().lines().count(), lines, "{}", err.text());

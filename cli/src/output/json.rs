@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rdcp::options::HashKind;
+use rdcp::progress::EntryType;
 use rdcp::progress::{Event, Progress};
 use rdcp::wire::Fault;
 use rdcp::wire::message::{Listed, ListedKind, Outcome};
-use rdcp::{Error, ErrorKind};
+use rdcp::{Error, ErrorKind, Location};
 use serde::Serialize;
 
 use super::listing::{kind_name, timestamp};
-use super::{Difference, JsonTo, PingReport, Summary, chain, hash_name, hex};
+use super::{Difference, JsonTo, PingReport, Summary, causes, hash_name, hex, without_place};
 use crate::escape;
 use crate::exit::{End, ExitStatus, kind_name as error_kind_name};
 use crate::io::Io;
@@ -71,14 +72,38 @@ struct FaultFields {
     retryable: bool,
 }
 
+/// The place of a failure: its path on its side, or what is known of it.
+#[derive(Serialize)]
+struct PlaceFields {
+    #[serde(flatten)]
+    path: PathFields,
+    side: Option<&'static str>,
+}
+
+impl PlaceFields {
+    fn new(path: &[u8], location: Option<&Location>) -> Self {
+        Self {
+            path: PathFields::new(location.map_or(path, |location| &location.path)),
+            side: location.map(|location| location.side.name()),
+        }
+    }
+}
+
 impl FaultFields {
-    fn new(fault: &Fault) -> Self {
+    fn new(fault: &Fault, location: Option<&Location>) -> Self {
         let kind = ErrorKind::of_fault(fault.code);
         Self {
             kind: error_kind_name(kind),
-            message: escape::text(&fault.text),
+            message: message(&fault.text, location),
             retryable: kind.is_retryable(),
         }
+    }
+}
+
+fn message(text: &str, location: Option<&Location>) -> String {
+    match location {
+        Some(location) => escape::text(&without_place(text, &location.path)),
+        None => escape::text(text),
     }
 }
 
@@ -107,19 +132,29 @@ struct FileBody {
     bytes_moved: u64,
     digest: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<FaultFields>,
+    error: Option<FileError>,
+}
+
+#[derive(Serialize)]
+struct FileError {
+    #[serde(flatten)]
+    place: PlaceFields,
+    #[serde(flatten)]
+    fault: FaultFields,
 }
 
 #[derive(Serialize)]
 struct AboutBody {
     #[serde(flatten)]
-    path: PathFields,
+    place: PlaceFields,
     #[serde(flatten)]
     fault: FaultFields,
 }
 
 #[derive(Serialize)]
 struct ErrorBody {
+    #[serde(flatten)]
+    place: Option<PlaceFields>,
     kind: &'static str,
     message: String,
     hint: Option<String>,
@@ -251,13 +286,28 @@ impl Json {
                 );
             }
             Event::Progress(progress) => self.progress(io, *progress),
-            Event::Ended { path, outcome, len } => {
-                self.put(io, "file", file_body(path, outcome, *len));
+            Event::Ended {
+                path,
+                entry,
+                outcome,
+                len,
+                location,
+            } => {
+                let kind = match entry {
+                    EntryType::Directory => "directory",
+                    EntryType::Symlink => "symlink",
+                    _ => "file",
+                };
+                self.put(io, kind, file_body(path, outcome, *len, location.as_ref()));
             }
-            Event::Warning { path, fault } => {
+            Event::Warning {
+                path,
+                fault,
+                location,
+            } => {
                 let body = AboutBody {
-                    path: PathFields::new(path),
-                    fault: FaultFields::new(fault),
+                    place: PlaceFields::new(path, location.as_ref()),
+                    fault: FaultFields::new(fault, location.as_ref()),
                 };
                 self.put(io, "warning", body);
             }
@@ -303,7 +353,7 @@ impl Json {
             transport: summary.transport.clone(),
             reason: escape::text(&summary.reason),
             hash: hash_name(summary.hash),
-            verified: summary.hash != HashKind::None,
+            verified: summary.verified,
             published: summary.published,
             files: summary.files,
             unchanged: summary.unchanged,
@@ -319,8 +369,11 @@ impl Json {
     pub(super) fn error(&mut self, io: &mut Io, error: &Error) {
         let kind = error.kind();
         let body = ErrorBody {
+            place: error
+                .location()
+                .map(|location| PlaceFields::new(b"", Some(location))),
             kind: error_kind_name(kind),
-            message: chain(error),
+            message: message(&causes(error), error.location()),
             hint: error.hint().map(escape::text),
             exit_status: ExitStatus::of(kind).code(),
             retryable: is_retryable(kind),
@@ -328,10 +381,10 @@ impl Json {
         self.put(io, "error", body);
     }
 
-    pub(super) fn entry_failed(&mut self, io: &mut Io, path: &[u8], fault: &Fault) {
+    pub(super) fn entry_failed(&mut self, io: &mut Io, at: &Location, fault: &Fault) {
         let body = AboutBody {
-            path: PathFields::new(path),
-            fault: FaultFields::new(fault),
+            place: PlaceFields::new(b"", Some(at)),
+            fault: FaultFields::new(fault, Some(at)),
         };
         self.put(io, "error", body);
     }
@@ -458,7 +511,8 @@ impl Json {
     }
 }
 
-fn file_body(path: &[u8], outcome: &Outcome, size: u64) -> FileBody {
+fn file_body(path: &[u8], outcome: &Outcome, size: u64, location: Option<&Location>) -> FileBody {
+    let error_path = path;
     let path = PathFields::new(path);
     let body = |outcome| FileBody {
         path,
@@ -477,7 +531,10 @@ fn file_body(path: &[u8], outcome: &Outcome, size: u64) -> FileBody {
         Outcome::Unchanged => body("unchanged"),
         Outcome::Updated => body("updated"),
         Outcome::Failed(fault) => FileBody {
-            error: Some(FaultFields::new(fault)),
+            error: Some(FileError {
+                place: PlaceFields::new(error_path, location),
+                fault: FaultFields::new(fault, location),
+            }),
             ..body("failed")
         },
         _ => body("other"),
@@ -523,7 +580,7 @@ mod tests {
     fn every_line_is_an_object_with_the_same_head_and_the_summary_is_last() {
         let lines = lines(
             |output| {
-                output.begin_copy(false, true);
+                output.begin_copy(false, true, false);
                 // Before the start there is no progress.
                 output.progress(Progress::default());
                 output.event(&Event::Started {
@@ -535,6 +592,8 @@ mod tests {
                 output.progress(Progress::default());
                 output.event(&Event::Ended {
                     path: b"a\xff\n".to_vec(),
+                    entry: EntryType::File,
+                    location: None,
                     outcome: Outcome::Published {
                         bytes: 5,
                         digest: Some([1; 32]),
@@ -543,12 +602,15 @@ mod tests {
                 });
                 output.event(&Event::Ended {
                     path: b"b".to_vec(),
+                    entry: EntryType::Directory,
+                    location: Some(Location::local(*b"/x/b")),
                     outcome: Outcome::Failed(Fault::new(FaultCode::Busy, "later")),
                     len: 0,
                 });
                 output.event(&Event::Warning {
                     path: Vec::new(),
                     fault: Fault::new(FaultCode::Special, "socket"),
+                    location: None,
                 });
                 output.error(&Error::new(ErrorKind::Busy, "draining").with_hint("wait"));
             },
@@ -562,7 +624,13 @@ mod tests {
         assert_eq!(
             kinds,
             [
-                "start", "progress", "file", "file", "warning", "error", "summary"
+                "start",
+                "progress",
+                "file",
+                "directory",
+                "warning",
+                "error",
+                "summary"
             ]
         );
         for (seq, line) in lines.iter().enumerate() {
@@ -582,6 +650,9 @@ mod tests {
         assert_eq!(lines[2]["path_b64"], STANDARD.encode(b"a\xff\n"));
         assert_eq!(lines[2]["digest"], "01".repeat(32));
         assert_eq!(lines[3]["error"]["kind"], "busy");
+        assert_eq!(lines[3]["path"], "b");
+        assert_eq!(lines[3]["error"]["path"], "/x/b");
+        assert_eq!(lines[3]["error"]["side"], "local");
         assert_eq!(
             (&lines[5]["hint"], &lines[5]["exit_status"]),
             (&"wait".into(), &14.into())

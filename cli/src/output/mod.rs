@@ -12,10 +12,11 @@ pub(crate) mod sum_line;
 use std::time::Duration;
 
 use rdcp::options::HashKind;
-use rdcp::progress::{Event, Progress, Report};
+use rdcp::progress::{Event, Failure, Progress, Report};
+use rdcp::storage::error::ShownPath;
 use rdcp::wire::Fault;
 use rdcp::wire::message::{Listed, TransportOffer};
-use rdcp::{Error, ErrorKind};
+use rdcp::{Error, ErrorKind, Location, Side};
 
 use crate::exit::{End, ExitStatus};
 use crate::io::Io;
@@ -52,6 +53,8 @@ pub(crate) struct Summary {
     pub(crate) reason: String,
     /// What proved the chunks.
     pub(crate) hash: HashKind,
+    /// Files were published and all of them proved.
+    pub(crate) verified: bool,
     /// Entries published.
     pub(crate) published: u64,
     /// Files among them.
@@ -71,7 +74,7 @@ pub(crate) struct Summary {
     /// How long it took.
     pub(crate) elapsed: Duration,
     /// The first failures.
-    pub(crate) failures: Vec<(Vec<u8>, Fault)>,
+    pub(crate) failures: Vec<Failure>,
 }
 
 impl From<&Report> for Summary {
@@ -80,6 +83,7 @@ impl From<&Report> for Summary {
             transport: report.transport.to_owned(),
             reason: report.reason.clone(),
             hash: report.hash,
+            verified: report.verified(),
             published: report.published,
             files: report.files,
             unchanged: report.unchanged,
@@ -159,10 +163,11 @@ impl Output {
         matches!(self.voice, Voice::Human(_)) && self.io.stderr.is_terminal()
     }
 
-    /// A copy begins. `bar`: a person may see how it goes on.
-    pub(crate) fn begin_copy(&mut self, quiet: bool, bar: bool) {
+    /// A copy begins. `bar`: a person may see how it goes on. `verbose`: its summary is wanted even
+    /// where no person watches.
+    pub(crate) fn begin_copy(&mut self, quiet: bool, bar: bool, verbose: bool) {
         if let Voice::Human(human) = &mut self.voice {
-            human.begin_copy(quiet, bar && self.io.stderr.is_terminal());
+            human.begin_copy(quiet, bar && self.io.stderr.is_terminal(), verbose);
         }
     }
 
@@ -204,6 +209,15 @@ impl Output {
         }
     }
 
+    /// How far a copy came that did not run to its end; why is told as an error. People are told what
+    /// failed before that.
+    pub(crate) fn unfinished(&mut self, summary: &Summary) {
+        match &mut self.voice {
+            Voice::Human(human) => human.failures(&mut self.io, summary),
+            Voice::Json(json) => json.set_summary(summary),
+        }
+    }
+
     /// Why something that was asked for was not done.
     pub(crate) fn error(&mut self, error: &Error) {
         match &mut self.voice {
@@ -213,10 +227,10 @@ impl Output {
     }
 
     /// An entry that could not be looked at.
-    pub(crate) fn entry_failed(&mut self, path: &[u8], fault: &Fault) {
+    pub(crate) fn entry_failed(&mut self, at: &Location, fault: &Fault) {
         match &mut self.voice {
-            Voice::Human(human) => human.entry_failed(&mut self.io, path, fault),
-            Voice::Json(json) => json.entry_failed(&mut self.io, path, fault),
+            Voice::Human(human) => human.entry_failed(&mut self.io, at, fault),
+            Voice::Json(json) => json.entry_failed(&mut self.io, at, fault),
         }
     }
 
@@ -348,9 +362,54 @@ pub(crate) fn hex(digest: &[u8; 32]) -> String {
         })
 }
 
-/// An error with all that caused it, each said once.
+/// `place: reason`, where the place is said once and whose permission it takes is said as well.
+fn about(path: &[u8], location: Option<&Location>, kind: ErrorKind, reason: &str) -> String {
+    let Some(location) = location else {
+        let (path, reason) = (crate::escape::path(path), crate::escape::text(reason));
+        return if path.is_empty() || reason.contains(&path) {
+            reason
+        } else {
+            format!("{path}: {reason}")
+        };
+    };
+    let place = crate::escape::path(&location.path);
+    let reason = crate::escape::text(&without_place(reason, &location.path));
+    let whose = match location.side {
+        _ if kind != ErrorKind::Denied => "",
+        Side::Local => " (on this host)",
+        Side::Remote => " (on the server)",
+    };
+    format!("{place}: {reason}{whose}")
+}
+
+/// "can't open 'run/f': why" knows less of the place than its location does: the path below an
+/// export or a directory that is held. It is left out where it is the end of the location.
+fn without_place(reason: &str, place: &[u8]) -> String {
+    let quoted = reason
+        .strip_prefix("can't ")
+        .and_then(|rest| rest.split_once(" '"))
+        .filter(|(verb, _)| !verb.contains('\''))
+        .and_then(|(verb, rest)| Some((verb, rest.split_once("': ")?)));
+    let Some((verb, (path, why))) = quoted else {
+        return reason.to_owned();
+    };
+    let shown = ShownPath(place).to_string();
+    let path = path.strip_prefix("...").unwrap_or(path);
+    let above = shown.strip_suffix(path.trim_matches('/'));
+    if above.is_some_and(|above| above.is_empty() || above.ends_with('/') || above == "...") {
+        format!("can't {verb}: {why}")
+    } else {
+        reason.to_owned()
+    }
+}
+
+/// An error with its place and all that caused it, each said once.
 fn chain(error: &Error) -> String {
-    let mut text = error.to_string();
+    about(b"", error.location(), error.kind(), &causes(error))
+}
+
+fn causes(error: &Error) -> String {
+    let mut text = error.message().to_owned();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
         let cause_text = cause.to_string();
@@ -360,7 +419,7 @@ fn chain(error: &Error) -> String {
         }
         source = cause.source();
     }
-    crate::escape::text(&text)
+    text
 }
 
 #[cfg(test)]
@@ -378,12 +437,41 @@ mod tests {
     }
 
     #[test]
+    fn places_are_told_once_with_their_side() {
+        let remote = Location {
+            side: Side::Remote,
+            path: b"host:/data/run/f".to_vec(),
+        };
+        let denied = |reason: &str| about(b"run/f", Some(&remote), ErrorKind::Denied, reason);
+        assert_eq!(
+            denied("can't open 'run/f': Permission denied"),
+            "host:/data/run/f: can't open: Permission denied (on the server)"
+        );
+        assert_eq!(
+            denied("can't open 'un/f': no"),
+            "host:/data/run/f: can't open 'un/f': no (on the server)"
+        );
+        let local = Location::local(*b"/tmp/it's/f\n");
+        assert_eq!(
+            about(
+                b"f",
+                Some(&local),
+                ErrorKind::Storage,
+                "can't write 'tmp/it's/f\\n': full"
+            ),
+            "/tmp/it's/f\\n: can't write: full"
+        );
+        assert_eq!(about(b"x", None, ErrorKind::Storage, "full"), "x: full");
+    }
+
+    #[test]
     fn lost_output_is_a_failure_and_a_lost_reader_is_none() {
         for (path, expected) in [("/dev/full", 7), ("/dev/null", 0)] {
             let file = std::fs::File::options().write(true).open(path).unwrap();
             let io = Io {
                 stdout: crate::io::Stream::new(file, false),
                 stderr: crate::io::Stream::new(std::io::sink(), false),
+                stdout_was_missing: false,
             };
             let mut output = Output::new(io);
             output.io().stdout.line("x");

@@ -8,11 +8,11 @@ use rdcp::client::{Client, sum_local};
 use rdcp::options::HashKind;
 use rdcp::remote::Remote;
 use rdcp::wire::message::{Listed, ListedKind};
-use rdcp::{Error, ErrorKind};
+use rdcp::{Error, ErrorKind, Location};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
-use super::{Sessions, fail, remote_path};
+use super::{Sessions, below, fail, remote_path};
 use crate::args::ConnectionArgs;
 use crate::compare::{Comparison, Content, Side};
 use crate::exit::{End, Ending};
@@ -62,7 +62,9 @@ async fn sum_here(
 ) -> Result<(), Error> {
     let (mut lines, sum) = start_local(path.to_owned(), recursive, hash);
     while let Some(listed) = lines.recv().await {
-        tell_digest(path.as_os_str().as_bytes(), &listed, hash, output, ending);
+        let base = path.as_os_str().as_bytes();
+        let at = Location::local(joined_path(base, &listed.path));
+        tell_digest(base, &listed, &at, hash, output, ending);
         if !output.io().stdout.is_open() {
             return Ok(());
         }
@@ -84,7 +86,8 @@ async fn sum_there(
         // A file has its name; what is below a directory gets the prefix that a pull would give.
         let contents = remote.trailing_slash && !listed.path.is_empty();
         let base = if contents { b"" } else { remote.own_name() };
-        tell_digest(base, &listed, hash, output, ending);
+        let at = below(remote, &listed.path);
+        tell_digest(base, &listed, &at, hash, output, ending);
         if !output.io().stdout.is_open() {
             closed.notify_one();
         }
@@ -98,13 +101,14 @@ async fn sum_there(
 fn tell_digest(
     base: &[u8],
     listed: &Listed,
+    at: &Location,
     hash: HashKind,
     output: &mut Output,
     ending: &mut Ending,
 ) {
     let path = joined_path(base, &listed.path);
     match (&listed.fault, &listed.digest) {
-        (Some(fault), _) => ending.entry_failed(output, &path, fault),
+        (Some(fault), _) => ending.entry_failed(output, at, fault),
         (None, Some(digest)) => output.digest(&path, digest, hash, listed.len),
         // Directories and the like have none.
         (None, None) => {}
@@ -178,6 +182,8 @@ async fn compare(
         comparison: Comparison::default(),
         ending: Ending::default(),
         quiet: job.quiet,
+        here: job.local.as_os_str().as_bytes().to_vec(),
+        there: job.remote.clone(),
         name,
     };
     let (here_ok, there_ok) = both_sides(job, &client, here.is_dir(), &mut run, output).await;
@@ -244,6 +250,9 @@ struct Run {
     comparison: Comparison,
     ending: Ending,
     quiet: bool,
+    /// What was asked for on either side.
+    here: Vec<u8>,
+    there: Remote,
     /// Stands for the thing itself, which has no path.
     name: Vec<u8>,
 }
@@ -252,13 +261,16 @@ impl Run {
     fn take(&mut self, side: Side, listed: Listed, output: &mut Output) {
         let content = match (&listed.fault, listed.digest) {
             (Some(fault), _) => {
-                let path = if listed.path.is_empty() {
-                    &self.name
-                } else {
-                    &listed.path
+                let at = match side {
+                    Side::Here => Location::local(joined_path(&self.here, &listed.path)),
+                    Side::There => below(&self.there, &listed.path),
                 };
-                self.ending.entry_failed(output, path, fault);
-                Content::Unreadable
+                self.ending.entry_failed(output, &at, fault);
+                match listed.kind {
+                    // What is in it, if it is a directory, is not known.
+                    ListedKind::Directory | ListedKind::Special => Content::Unlisted,
+                    _ => Content::Unreadable,
+                }
             }
             (None, Some(digest)) => Content::File(digest),
             (None, None) => Content::Other,
@@ -303,8 +315,9 @@ fn cannot_look(path: &Path, error: std::io::Error) -> Error {
         std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
         _ => ErrorKind::Storage,
     };
-    let shown = crate::escape::path(path.as_os_str().as_bytes());
-    Error::new(kind, format!("can't look at {shown}")).with_source(error)
+    Error::new(kind, "can't look at it")
+        .with_source(error)
+        .at(Location::local(path.as_os_str().as_bytes()))
 }
 
 #[cfg(test)]

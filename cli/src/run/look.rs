@@ -1,12 +1,14 @@
 //! Small requests to servers: ls, stat, rm, mkdir, ping.
 
-use rdcp::Error;
+use rdcp::client::Client;
 use rdcp::remote::Remote;
-use rdcp::wire::message::Listed;
+use rdcp::wire::message::{Listed, RemotePath};
+use rdcp::{Error, ErrorKind};
 use tokio::sync::Notify;
 
-use super::{Sessions, fail, remote_path, server_name};
+use super::{Sessions, below, fail, remote_path, server_name};
 use crate::args::ConnectionArgs;
+use crate::escape;
 use crate::exit::{End, Ending};
 use crate::output::{Output, PingReport};
 
@@ -56,7 +58,7 @@ fn list_one(
 ) {
     let path = own_name_if_empty(remote, &listed.path);
     match &listed.fault {
-        Some(fault) => ending.entry_failed(output, path, fault),
+        Some(fault) => ending.entry_failed(output, &below(remote, &listed.path), fault),
         None => output.entry(path, listed, long),
     }
 }
@@ -113,9 +115,45 @@ pub(super) async fn make_directories(
     output: &mut Output,
 ) -> End {
     each(paths, connection, output, async |client, path| {
+        if path.path.is_empty() {
+            return Err(no_new_export(client, path).await);
+        }
         client.make_directory(path, parents).await
     })
     .await
+}
+
+/// A directory was asked for where only exports are: says which there are.
+async fn no_new_export(client: &Client, path: &RemotePath) -> Error {
+    let mut exports = Vec::new();
+    let top = RemotePath {
+        export: String::new(),
+        path: Vec::new(),
+    };
+    let listed = client.list(&top, false, |listed| exports.push(listed.path));
+    if let Err(error) = listed.await {
+        return error;
+    }
+    let names: Vec<_> = exports.iter().map(|name| escape::path(name)).collect();
+    let name = escape::text(&path.export);
+    if exports
+        .iter()
+        .any(|export| *export == path.export.as_bytes())
+    {
+        Error::new(
+            ErrorKind::Usage,
+            format!("{name} is an export and is there"),
+        )
+        .with_hint(format!("name a directory in it: /{name}/DIRECTORY"))
+    } else {
+        let message = format!(
+            "no export is called '{name}', and a client can't make one; there are: {}",
+            names.join(", ")
+        );
+        let first = names.first().map_or("EXPORT", String::as_str);
+        Error::new(ErrorKind::Usage, message)
+            .with_hint(format!("name a directory in one of them: /{first}/{name}"))
+    }
 }
 
 /// Does the same to each place, going on after those that fail.
@@ -123,7 +161,7 @@ async fn each(
     paths: &[Remote],
     connection: &ConnectionArgs,
     output: &mut Output,
-    act: impl AsyncFn(&rdcp::client::Client, &rdcp::wire::message::RemotePath) -> Result<(), Error>,
+    act: impl AsyncFn(&Client, &RemotePath) -> Result<(), Error>,
 ) -> End {
     let mut sessions = Sessions::new(connection, output);
     let mut ending = Ending::default();

@@ -3,6 +3,7 @@
 mod check;
 mod copy;
 mod look;
+mod print;
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use rdcp::client::Client;
 use rdcp::options::ClientOptions;
 use rdcp::remote::Remote;
 use rdcp::wire::message::RemotePath;
-use rdcp::{Error, ErrorKind};
+use rdcp::{Error, ErrorKind, Location};
 
 use crate::args::ConnectionArgs;
 use crate::confirm;
@@ -58,7 +59,7 @@ async fn run_online(job: Job, verbose: bool, output: &mut Output) -> End {
             source,
             connection,
             output: told,
-        } => copy::print(&source, &connection, &told, verbose, output, &mut signals).await,
+        } => print::print(&source, &connection, &told, verbose, output, &mut signals).await,
         job => tokio::select! {
             end = look(job, output) => end,
             status = signals.first() => End::signal(status),
@@ -151,14 +152,29 @@ fn remote_path(remote: &Remote) -> RemotePath {
     }
 }
 
+/// Where something below a remote place is.
+fn below(remote: &Remote, path: &[u8]) -> Location {
+    let mut place = remote.clone();
+    if !place.path.is_empty() && !path.is_empty() {
+        place.path.push(b'/');
+    }
+    place.path.extend_from_slice(path);
+    Location::remote(&place)
+}
+
 /// `interactive`: somebody can be asked about a host that is not known.
 fn client_options(
     connection: &ConnectionArgs,
     streams: Option<usize>,
+    timeout: Option<Duration>,
     interactive: bool,
     server: String,
 ) -> ClientOptions {
     let mut options = ClientOptions::default();
+    // Whoever waits shorter for progress waits shorter for its beginning too.
+    options.connect_timeout = timeout.map_or(options.connect_timeout, |timeout| {
+        timeout.min(options.connect_timeout)
+    });
     options.known_hosts.clone_from(&connection.known_hosts);
     options.unknown_host = confirm::unknown_host(connection, interactive, server);
     options.streams = streams.or(options.streams);
@@ -200,7 +216,7 @@ impl Sessions {
         }
         self.close().await;
         let server = server_name(host, port);
-        let options = client_options(&self.connection, None, self.interactive, server);
+        let options = client_options(&self.connection, None, None, self.interactive, server);
         let client = Client::connect(host, port, options).await?;
         self.open = Some((host.to_owned(), port, client.clone()));
         Ok(client)

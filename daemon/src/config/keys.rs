@@ -1,10 +1,59 @@
-//! Which keys a configuration file may have. A key that is not known is refused with the nearest
+//! Which keys a configuration file may have, and which values. A key that is not known is refused with the nearest
 //! one that is: a misspelt limit that is quietly ignored is a limit that does not exist.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::problem::{Places, Problems};
+
+/// What a value must be, for a person.
+enum Wanted {
+    Text,
+    Texts,
+    Number { max: u64 },
+    YesNo,
+    Table,
+}
+
+impl Wanted {
+    fn of(table: &str, key: &str) -> Option<Self> {
+        Some(match (table, key) {
+            ("", "listen") => Self::Texts,
+            ("", "auth" | "state_dir") | ("log.", _) | ("exports.NAME.", "path") => Self::Text,
+            ("", "drain_seconds") => Self::Number {
+                max: u32::MAX.into(),
+            },
+            ("limits.", "sessions_max") => Self::Number {
+                max: u32::MAX.into(),
+            },
+            ("exports.NAME.", "writable") => Self::YesNo,
+            ("", "limits" | "log" | "exports") | ("exports.", _) => Self::Table,
+            _ => return None,
+        })
+    }
+
+    /// Whether a value is that; if not, what to write.
+    fn check(&self, value: &DeValue<'_>) -> Result<(), String> {
+        let (fits, write) = match (self, value) {
+            (Self::Text, value) => (value.is_str(), "a text in quotes".to_owned()),
+            (Self::Texts, DeValue::Array(list)) => (
+                list.iter().all(|text| text.get_ref().is_str()),
+                "a list of texts in quotes".to_owned(),
+            ),
+            (Self::Texts, _) => (false, "a list of texts in quotes: [\"...\"]".to_owned()),
+            (Self::Number { max }, DeValue::Integer(number)) => {
+                let digits = number.as_str().replace('_', "");
+                let parsed = u64::from_str_radix(&digits, number.radix()).ok();
+                let fits = parsed.is_some_and(|number| number <= *max);
+                (fits, format!("a number from 0 to {max}"))
+            }
+            (Self::Number { max }, _) => (false, format!("a number from 0 to {max}")),
+            (Self::YesNo, value) => (value.is_bool(), "true or false".to_owned()),
+            (Self::Table, value) => (value.is_table(), "a table of keys".to_owned()),
+        };
+        if fits { Ok(()) } else { Err(write) }
+    }
+}
 
 /// Keys at the top of the file.
 pub(crate) const TOP: &[&str] = &[
@@ -26,8 +75,8 @@ pub(crate) const EXPORT: &[&str] = &["path", "writable"];
 /// How alike two keys must be for one to be offered for the other (1 is equal).
 const LIKENESS_MIN: f64 = 0.7;
 
-/// Notes every key of `table` that nobody will read.
-pub(crate) fn refuse_unknown(table: &DeTable<'_>, places: &Places<'_>, problems: &mut Problems) {
+/// Notes every key of `table` that nobody will read, and every value of a wrong type.
+pub(crate) fn refuse_wrong(table: &DeTable<'_>, places: &Places<'_>, problems: &mut Problems) {
     check(table, "", TOP, places, problems);
     for (key, value) in table {
         match key.get_ref().as_ref() {
@@ -36,6 +85,23 @@ pub(crate) fn refuse_unknown(table: &DeTable<'_>, places: &Places<'_>, problems:
             "exports" => {
                 for (name, export) in value.get_ref().as_table().into_iter().flatten() {
                     let prefix = format!("exports.{}.", name.get_ref());
+                    if !export.get_ref().is_table() {
+                        let what = format!(
+                            "`exports.{0}` must be a table: write [exports.{0}] and below it path = \"/...\"",
+                            name.get_ref().escape_debug()
+                        );
+                        problems.add(&places.at(export.span().start), what);
+                    } else if !export
+                        .get_ref()
+                        .as_table()
+                        .is_some_and(|table| table.contains_key("path"))
+                    {
+                        let what = format!(
+                            "`{}path` is missing: write path = \"/...\"",
+                            prefix.escape_debug()
+                        );
+                        problems.add(&places.at(name.span().start), what);
+                    }
                     check_inner(export, &prefix, EXPORT, places, problems);
                 }
             }
@@ -51,7 +117,6 @@ fn check_inner(
     places: &Places<'_>,
     problems: &mut Problems,
 ) {
-    // A value that is no table is told as a wrong type when it is read.
     if let Some(table) = value.get_ref().as_table() {
         check(table, prefix, known, places, problems);
     }
@@ -67,6 +132,7 @@ fn check(
     for key in table.keys() {
         let name = key.get_ref().as_ref();
         if known.contains(&name) {
+            check_value(table, prefix, name, places, problems);
             continue;
         }
         let advice = match nearest(name, known) {
@@ -81,6 +147,28 @@ fn check(
                 name.escape_debug()
             ),
         );
+    }
+}
+
+/// Notes a value of a wrong type. `prefix` has the names of exports in it.
+fn check_value(
+    table: &DeTable<'_>,
+    prefix: &str,
+    name: &str,
+    places: &Places<'_>,
+    problems: &mut Problems,
+) {
+    let of = if prefix.starts_with("exports.") {
+        "exports.NAME."
+    } else {
+        prefix
+    };
+    let (Some(wanted), Some(value)) = (Wanted::of(of, name), table.get(name)) else {
+        return;
+    };
+    if let Err(write) = wanted.check(value.get_ref()) {
+        let what = format!("`{}{name}` must be {write}", prefix.escape_debug());
+        problems.add(&places.at(value.span().start), what);
     }
 }
 

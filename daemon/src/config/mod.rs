@@ -90,7 +90,7 @@ impl Config {
         let places = Places::new(path, text);
         let mut problems = Problems::default();
         match DeTable::parse(text) {
-            Ok(table) => keys::refuse_unknown(table.get_ref(), &places, &mut problems),
+            Ok(table) => keys::refuse_wrong(table.get_ref(), &places, &mut problems),
             Err(error) => {
                 add_toml_error(&error, &places, &mut problems);
                 return Err(problems);
@@ -230,11 +230,13 @@ impl Checker<'_> {
 
 fn add_toml_error(error: &toml::de::Error, places: &Places<'_>, problems: &mut Problems) {
     let start = error.span().map_or(0, |span| span.start);
+    let place = places.at(start);
+    // A wrong type was told already, in words that are not those of the program's inside.
+    if problems.are_about(&place) {
+        return;
+    }
     // The parser's message may have several lines; a problem has one.
-    problems.add(
-        &places.at(start),
-        error.message().trim().replace('\n', ", "),
-    );
+    problems.add(&place, error.message().trim().replace('\n', ", "));
 }
 
 fn read_text(path: &Path) -> Result<String, String> {
@@ -349,11 +351,38 @@ mod tests {
                 "[limits]\nsessions_max = 0",
                 "t.toml:2: `limits.sessions_max` is 0: write at least",
             ),
-            ("[limits]\nsessions_max = -1", "t.toml:2: "),
-            ("listen = \"127.0.0.1:1\"", "t.toml:1: invalid type"),
+            (
+                "[limits]\nsessions_max = -1",
+                "t.toml:2: `limits.sessions_max` must be a number from 0 to",
+            ),
+            (
+                "drain_seconds = 1.5",
+                "t.toml:1: `drain_seconds` must be a number from 0 to",
+            ),
+            (
+                "listen = \"127.0.0.1:1\"",
+                "t.toml:1: `listen` must be a list of texts in quotes",
+            ),
+            (
+                "listen = [1]",
+                "t.toml:1: `listen` must be a list of texts in quotes",
+            ),
+            (
+                "[exports]\na = \"/srv\"",
+                "t.toml:2: `exports.a` must be a table: write [exports.a]",
+            ),
+            (
+                "[exports.a]\npath = 1",
+                "t.toml:2: `exports.a.path` must be a text in quotes",
+            ),
+            (
+                "[exports.a]\npath = \"/srv\"\nwritable = \"yes\"",
+                "t.toml:3: `exports.a.writable` must be true or false",
+            ),
+            ("log = 1", "t.toml:1: `log` must be a table of keys"),
             (
                 "[exports.a]\nwritable = true",
-                "t.toml:1: missing field `path`",
+                "t.toml:1: `exports.a.path` is missing: write path",
             ),
             ("a = = 1", "t.toml:1: "),
         ] {

@@ -36,7 +36,11 @@ pub(crate) struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.source, self.what)
+        match &self.source {
+            // Nobody said anything that could be pointed at.
+            Source::Default => f.write_str(&self.what),
+            source => write!(f, "{source}: {}", self.what),
+        }
     }
 }
 
@@ -51,6 +55,11 @@ impl Problems {
             source: source.clone(),
             what: what.into(),
         });
+    }
+
+    /// Whether something is wrong at this place.
+    pub(crate) fn are_about(&self, source: &Source) -> bool {
+        self.0.iter().any(|problem| problem.source == *source)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -69,6 +69,7 @@ impl Receiver {
         self.next_page += 1;
         self.last_page_came = page.last;
         let (mut unsettled, mut bytes) = (0, 0_u64);
+        let mut skipped = Vec::new();
         for item in &page.items {
             match item {
                 Item::Entry(entry) => {
@@ -78,7 +79,8 @@ impl Receiver {
                         bytes = bytes.saturating_add(len);
                     }
                 }
-                Item::Note(note) => self.note(note),
+                Item::Note(note @ Note::Skipped { .. }) => skipped.push(note.clone()),
+                Item::Note(_) => {}
             }
         }
         self.ledger.told += unsettled as u64;
@@ -103,6 +105,8 @@ impl Receiver {
             page: number,
             items: page.items,
         });
+        // After the page itself, so that whoever learns names from it can say where these are.
+        skipped.iter().for_each(|note| self.note(note));
         Ok(())
     }
 

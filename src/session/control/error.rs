@@ -1,6 +1,8 @@
 //! Why there is no control connection, or none any more.
 
 use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::session::host_key::Fingerprint;
 use crate::session::known_hosts::{HostPort, KnownHostsError};
@@ -19,9 +21,19 @@ pub enum ControlError {
         /// What the system said.
         source: io::Error,
     },
+    /// The server's name has no address.
+    #[error("can't find an address of {host}: {reason}")]
+    Lookup {
+        /// The server.
+        host: HostPort,
+        /// What the system said.
+        reason: String,
+    },
     /// The peer did not answer in time.
-    #[error("no answer in time: {waiting_for}")]
+    #[error("no answer within {after:?}: {waiting_for} was due")]
     TimedOut {
+        /// How long.
+        after: Duration,
         /// What was waited for.
         waiting_for: &'static str,
     },
@@ -35,9 +47,7 @@ pub enum ControlError {
     #[error("the peer does not speak rdcp")]
     NotRdcp,
     /// The host's key was never accepted.
-    #[error(
-        "the key of {host} is not known: {fingerprint}; compare it on the host, then accept it"
-    )]
+    #[error("the key of {host} is not known: {fingerprint}")]
     HostUnknown {
         /// The server.
         host: HostPort,
@@ -46,8 +56,8 @@ pub enum ControlError {
     },
     /// The host shows another key than was accepted: it has a new one, or another answers for it.
     #[error(
-        "the key of {host} has changed: {known} was accepted, {presented} is shown now; if that is \
-         right, remove its line from the file of known hosts"
+        "the key of {host} has changed: {known} was accepted ({}, line {}), {presented} is shown now",
+        written.file.display(), written.lines.first().unwrap_or(&0)
     )]
     HostChanged {
         /// The server.
@@ -56,6 +66,8 @@ pub enum ControlError {
         known: Fingerprint,
         /// The key that it showed.
         presented: Fingerprint,
+        /// Where the accepted one is written down.
+        written: Box<Written>,
     },
     /// The file of known hosts can't be used.
     #[error("the host's key can't be checked")]
@@ -97,6 +109,15 @@ pub enum ControlError {
     Lost(#[source] io::Error),
 }
 
+/// Where keys of a host are written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The file.
+    pub file: PathBuf,
+    /// The lines there about the host, counted from 1.
+    pub lines: Vec<usize>,
+}
+
 impl ControlError {
     /// The failure class and the words, with all causes, for reports and, where it is still
     /// possible, for the peer.
@@ -117,7 +138,9 @@ impl ControlError {
         match self {
             Self::Wire(error) => error.to_fault().code,
             Self::Refused(fault) => fault.code,
-            Self::Connect { .. } | Self::Closed | Self::Lost(_) => FaultCode::Lost,
+            Self::Connect { .. } | Self::Lookup { .. } | Self::Closed | Self::Lost(_) => {
+                FaultCode::Lost
+            }
             Self::TimedOut { .. } => FaultCode::TimedOut,
             // What TLS itself objects to is "invalid data"; the rest is the socket's.
             Self::Tls(error) if error.kind() != io::ErrorKind::InvalidData => FaultCode::Lost,

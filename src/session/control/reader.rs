@@ -6,6 +6,7 @@ use std::ops::Range;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadHalf, WriteHalf};
 
 use crate::session::control::ControlError;
+use crate::session::tls;
 use crate::wire::{Decoder, Envelope};
 
 /// Bytes asked of the connection at once: the largest TLS record.
@@ -44,7 +45,7 @@ impl<R: AsyncRead + Unpin> ControlReader<R> {
                     .io
                     .read(&mut self.chunk)
                     .await
-                    .map_err(ControlError::Lost)?;
+                    .map_err(|error| ControlError::Lost(tls::without_goodbye(error)))?;
                 if len == 0 {
                     return self.ended();
                 }
@@ -58,7 +59,8 @@ impl<R: AsyncRead + Unpin> ControlReader<R> {
         if self.decoder.is_between_frames() {
             return Ok(None);
         }
-        Err(ControlError::Lost(io::ErrorKind::UnexpectedEof.into()))
+        let cut = io::ErrorKind::UnexpectedEof.into();
+        Err(ControlError::Lost(tls::without_goodbye(cut)))
     }
 
     /// The connection itself.

@@ -148,7 +148,7 @@ impl Destination {
             },
             Ok(_) => return Ok(None),
             Err(error) if error.errno() == Some(Errno::NOENT) => return Ok(None),
-            Err(error) => return Err(error),
+            Err(error) => return Err(in_the_way(error)),
         };
         held.itself = Some(found.clone());
         Ok(Some(found))
@@ -213,7 +213,7 @@ impl Destination {
             match self.root.resolve(&path[..end], LastSymlink::Follow) {
                 Ok(_) => continue,
                 Err(error) if error.errno() == Some(Errno::NOENT) => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(in_the_way(error)),
             }
             let name = self.checked(last)?;
             let above = self.open(front)?;
@@ -230,7 +230,7 @@ impl Destination {
     }
 
     fn open(&self, path: &[u8]) -> Result<Arc<Handle>, StorageError> {
-        let fd = self.root.open_dir(path)?;
+        let fd = self.root.open_dir(path).map_err(in_the_way)?;
         let (handle, _) = Handle::new(fd, path.into())
             .map_err(|errno| StorageError::new("look at", path, errno))?;
         Ok(Arc::new(handle))
@@ -251,6 +251,16 @@ impl Destination {
             StorageError::refused("write to", shown, FaultCode::Invalid, error.to_string())
         })
     }
+}
+
+/// A file where a directory is needed is in the way, not missing.
+fn in_the_way(error: StorageError) -> StorageError {
+    if error.errno() != Some(Errno::NOTDIR) {
+        return error;
+    }
+    let text = "a directory is needed and something else stands there; remove it or choose another \
+                place";
+    StorageError::refused("write to", error.path, FaultCode::WrongKind, text)
 }
 
 fn split_last(path: &[u8]) -> (&[u8], &[u8]) {

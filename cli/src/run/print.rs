@@ -1,0 +1,231 @@
+//! One file to standard output: read front to back, every chunk proved before it is handed on.
+//!
+//! Standard output is the destination here, not a place for words: one that was closed, or whose
+//! reader leaves early, is a copy that failed.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use rdcp::client::{Client, RemoteFile};
+use rdcp::options::{ClientOptions, HashKind};
+use rdcp::progress::{EntryType, Event, Progress};
+use rdcp::remote::Remote;
+use rdcp::{Error, ErrorKind, ListedKind, Outcome, TransferId};
+use tokio::sync::mpsc;
+
+use super::{client_options, fail, farewell, remote_path, server_name};
+use crate::args::{ConnectionArgs, TransferOutput};
+use crate::exit::End;
+use crate::io::Stream;
+use crate::output::{Output, Summary};
+use crate::signals::Signals;
+
+/// How often progress is told.
+const TICK: Duration = Duration::from_millis(200);
+/// Bytes of a file that are read at once: the default chunk, so that nothing is fetched twice to be
+/// verified.
+const PRINT_BYTES: usize = 1 << 20;
+/// Pieces that wait for whoever reads standard output.
+const PRINT_AHEAD: usize = 4;
+
+/// One file to standard output.
+pub(super) async fn print(
+    source: &Remote,
+    connection: &ConnectionArgs,
+    told: &TransferOutput,
+    verbose: bool,
+    output: &mut Output,
+    signals: &mut Signals,
+) -> End {
+    // The bar would be mixed into a file that is looked at.
+    let bar = !verbose && !output.io().stdout.is_terminal();
+    output.begin_copy(told.quiet, bar, verbose);
+    let id = TransferId::random();
+    output.set_transfer(&id.to_string());
+    if output.io().stdout_was_missing {
+        return fail(output, &closed_after(0));
+    }
+    let options = {
+        let server = server_name(&source.host, source.port);
+        client_options(connection, None, None, output.is_interactive(), server)
+    };
+    let mut run = Run {
+        source,
+        id,
+        begun: Instant::now(),
+        transport: None,
+        written: 0,
+    };
+    tokio::select! {
+        result = run.fetch(options, output) => match result {
+            Ok(()) => {
+                output.summary(&run.summary(true));
+                End::DONE
+            }
+            Err(error) => {
+                if run.transport.is_some() {
+                    output.unfinished(&run.summary(false));
+                }
+                fail(output, &error)
+            }
+        },
+        status = signals.first() => End::signal(status),
+    }
+}
+
+struct Run<'a> {
+    source: &'a Remote,
+    id: TransferId,
+    begun: Instant,
+    transport: Option<(&'static str, &'static str)>,
+    /// Bytes that standard output took.
+    written: u64,
+}
+
+impl Run<'_> {
+    async fn fetch(&mut self, options: ClientOptions, output: &mut Output) -> Result<(), Error> {
+        let client = Client::connect(&self.source.host, self.source.port, options).await?;
+        let result = self.copy(&client, output).await;
+        farewell(client).await;
+        result
+    }
+
+    async fn copy(&mut self, client: &Client, output: &mut Output) -> Result<(), Error> {
+        let path = remote_path(self.source);
+        let file = match client.open_as(&path, self.id).await {
+            Ok(file) => file,
+            Err(error) => return Err(self.explained(client, error).await),
+        };
+        let (transport, reason) = client.transport();
+        self.transport = Some((transport, reason));
+        output.event(&Event::Started {
+            transfer: self.id,
+            transport,
+            reason: reason.to_owned(),
+        });
+        // The stream moves to a thread that may wait for its reader, and comes back in the end.
+        let stand_in = Stream::new(io::sink(), false);
+        let mut stdout = std::mem::replace(&mut output.io().stdout, stand_in);
+        let (pieces, mut taken) = mpsc::channel::<Vec<u8>>(PRINT_AHEAD);
+        let writer = tokio::task::spawn_blocking(move || {
+            let mut written = 0;
+            while let Some(piece) = taken.blocking_recv() {
+                written += stdout.write_content(&piece);
+                if !stdout.is_open() {
+                    break;
+                }
+            }
+            stdout.flush();
+            (stdout, written)
+        });
+        let result = read_all(&file, &pieces, output).await;
+        drop(pieces);
+        let (stdout, written) = writer
+            .await
+            .map_err(|error| Error::new(ErrorKind::Internal, "writing broke").with_source(error))?;
+        self.written = written;
+        let lost = match stdout.failure() {
+            Some(error) => Some(not_written_after(written, error)),
+            None if !stdout.is_open() => Some(closed_after(written)),
+            None => None,
+        };
+        output.io().stdout = stdout;
+        if let Some(error) = lost {
+            return Err(error);
+        }
+        result?;
+        output.event(&Event::Ended {
+            path: self.source.own_name().to_vec(),
+            entry: EntryType::File,
+            outcome: Outcome::Published {
+                bytes: file.len(),
+                digest: None,
+            },
+            len: file.len(),
+            location: None,
+        });
+        Ok(())
+    }
+
+    /// Why a file could not be opened: of a directory, what to write instead.
+    async fn explained(&self, client: &Client, error: Error) -> Error {
+        if error.kind() != ErrorKind::Usage {
+            return error;
+        }
+        let directory = client.stat(&remote_path(self.source)).await;
+        // A symbolic link was followed before it turned out to be none.
+        if !directory.is_ok_and(|listed| listed.kind == ListedKind::Directory) {
+            return error;
+        }
+        let source = self.source;
+        let message = format!("{source} is a directory, and - takes the content of one file");
+        Error::new(ErrorKind::Usage, message)
+            .with_hint(format!("rdcp pull -r {source} DIRECTORY copies it"))
+    }
+
+    fn summary(&self, done: bool) -> Summary {
+        let (transport, reason) = self.transport.unwrap_or_default();
+        Summary {
+            transport: transport.to_owned(),
+            reason: reason.to_owned(),
+            hash: HashKind::Blake3,
+            verified: done,
+            published: done.into(),
+            files: done.into(),
+            updated: 0,
+            unchanged: 0,
+            failed: (!done).into(),
+            warnings: 0,
+            bytes: self.written,
+            bytes_moved: self.written,
+            elapsed: self.begun.elapsed(),
+            // The one failure is what ends the run, and is told as that.
+            failures: Vec::new(),
+        }
+    }
+}
+
+fn closed_after(bytes: u64) -> Error {
+    let message = format!("standard output was closed after {bytes} bytes");
+    Error::new(ErrorKind::Storage, message)
+        .with_hint("what reads it must read to its end; rdcp pull ... FILE copies into a file")
+}
+
+fn not_written_after(bytes: u64, error: &io::Error) -> Error {
+    let message = format!("standard output can't be written after {bytes} bytes: {error}");
+    Error::new(ErrorKind::Storage, message)
+}
+
+/// Reads front to back until the end, or until nobody takes any more.
+async fn read_all(
+    file: &RemoteFile,
+    pieces: &mpsc::Sender<Vec<u8>>,
+    output: &mut Output,
+) -> Result<(), Error> {
+    let mut progress = Progress::default();
+    progress.files_seen = 1;
+    progress.bytes_seen = file.len();
+    progress.totals_known = true;
+    let mut told = Instant::now();
+    while progress.bytes_done < file.len() {
+        let left = file.len() - progress.bytes_done;
+        let size = usize::try_from(left).map_or(PRINT_BYTES, |left| left.min(PRINT_BYTES));
+        let mut piece = vec![0; size];
+        let count = file.read_at(&mut piece, progress.bytes_done).await?;
+        if count == 0 {
+            let message = "the file became shorter while it was read";
+            return Err(Error::new(ErrorKind::SourceChanged, message));
+        }
+        piece.truncate(count);
+        progress.bytes_done += count as u64;
+        progress.bytes_moved = progress.bytes_done;
+        if pieces.send(piece).await.is_err() {
+            return Ok(());
+        }
+        if told.elapsed() >= TICK {
+            told = Instant::now();
+            output.progress(progress);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! The manual page rdcpd(1), made from the definition of the arguments, as roff.
+
+use std::io;
+
+use clap::CommandFactory;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+
+use crate::args::{Args, EXIT_STATUSES};
+
+/// The page.
+pub(crate) fn page() -> io::Result<String> {
+    // What stands below the options in the help is a section of its own here.
+    let command = Args::command().after_help(None::<&str>);
+    let man = Man::new(command).manual("rdcp manual").date("");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    own_sections().to_writer(&mut page)?;
+    String::from_utf8(page).map_err(io::Error::other)
+}
+
+/// What the definition of the arguments does not know.
+fn own_sections() -> Roff {
+    let mut roff = Roff::new();
+    let text = EXIT_STATUSES.trim_start_matches("Exit status: ");
+    roff.control("SH", ["EXIT STATUS"]);
+    roff.text([roman(text)]);
+    roff.control("SH", ["FILES"]);
+    for (name, what) in [
+        (
+            "/etc/rdcp/rdcpd.toml",
+            "The configuration, where the service reads it. The example that comes with rdcpd explains every key.",
+        ),
+        (
+            "/var/lib/rdcp",
+            "The host key, of a service; of others see --state-dir.",
+        ),
+    ] {
+        roff.control("TP", []);
+        roff.text([bold(name)]);
+        roff.text([roman(what)]);
+    }
+    roff.control("SH", ["SEE ALSO"]);
+    roff.text([roman("rdcp(1), systemd.service(5)")]);
+    roff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_every_option_and_status() {
+        let page = page().expect("it can be made").replace("\\-", "-");
+        for argument in Args::command().get_arguments() {
+            if let Some(long) = argument.get_long() {
+                assert!(page.contains(&format!("--{long}")), "--{long}");
+            }
+        }
+        assert!(page.contains(".TH rdcpd 1"), "{page}");
+        assert!(page.contains("7 the state directory can") && page.contains("rdcp(1)"));
+    }
+}
