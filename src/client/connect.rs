@@ -40,6 +40,7 @@ pub(super) struct Session {
     writer: ControlWriter,
     pulse: Arc<Pulse>,
     data: Arc<Data>,
+    stall_timeout: Duration,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -117,12 +118,18 @@ impl Session {
             writer: control.writer,
             pulse,
             data,
+            stall_timeout: options.stall_timeout,
             tasks: Mutex::new(vec![reading, beating]),
         }))
     }
 
     pub(super) fn welcome(&self) -> &Welcome {
         &self.welcome
+    }
+
+    /// How long a read of an open file may take without anything coming.
+    pub(super) fn stall_timeout(&self) -> Duration {
+        self.stall_timeout
     }
 
     pub(super) fn machinery(&self) -> Machinery {
