@@ -39,7 +39,7 @@ use self::part::{PartFile, UniqueNames};
 use self::published::Published;
 use crate::ids::EntryId;
 use crate::manifest::{Metadata, Name};
-use crate::storage::descriptors::Budget;
+use crate::storage::descriptors::{Account, Budget};
 use crate::storage::error::StorageError;
 use crate::storage::root::Root;
 use crate::wire::message::{Outcome, Overwrite, Placement, Preserve};
@@ -106,8 +106,8 @@ pub struct Sink {
     sync: bool,
     /// Most files open at once in a group commit.
     group_files_max: usize,
-    /// What open directories and groups take their descriptors from.
-    budget: Budget,
+    /// What open directories, groups and part files take their descriptors from.
+    descriptors: Account,
     notes: Notes,
     unique: UniqueNames,
     published: Mutex<Published>,
@@ -185,6 +185,7 @@ impl Sink {
             preserve,
             sync,
         } = options;
+        let descriptors = budget.account();
         Self {
             destination: Destination::new(root, destination, placement, sync),
             rules: Rules::new(preserve),
@@ -195,12 +196,12 @@ impl Sink {
             unique: UniqueNames::new(),
             published: Mutex::default(),
             table: Mutex::new(Table {
-                directories: Directories::new(share, &budget),
+                directories: Directories::new(share, &descriptors),
                 pending: HashMap::new(),
                 names: HashSet::new(),
                 next: EntryId(0),
             }),
-            budget,
+            descriptors,
         }
     }
 
