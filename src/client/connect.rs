@@ -247,7 +247,11 @@ impl Data {
 /// Reads what the server says until the connection ends.
 async fn read(mut reader: TlsReader, peer: Arc<Peer>, writer: ControlWriter, pulse: Arc<Pulse>) {
     let fault = loop {
-        let envelope = match reader.next().await {
+        let next = tokio::select! {
+            next = reader.next() => next,
+            fault = writer.failed() => break fault,
+        };
+        let envelope = match next {
             Ok(Some(envelope)) => envelope,
             Ok(None) => break Fault::new(FaultCode::Lost, "the server closed the session"),
             Err(error) => break error.to_fault(),

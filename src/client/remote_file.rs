@@ -493,8 +493,8 @@ impl Reading {
             }
         };
         match tokio::time::timeout(patience, explained).await {
-            Ok(explained) => explained,
-            Err(_) => {
+            Ok(explained) if explained.kind() != ErrorKind::TimedOut => explained,
+            _ => {
                 Error::new(ErrorKind::Storage, "the server did not serve a read").with_source(error)
             }
         }

@@ -336,6 +336,7 @@ impl Account {
             ledger,
             totals,
             fault,
+            ..
         } = ended;
         if let Some(fault) = fault {
             tracing::info!(transfer = %self.id, reason = %fault.text.escape_debug(), "ended early");

@@ -68,6 +68,8 @@ pub(crate) struct Ended {
     pub(crate) totals: Totals,
     /// Why the run itself ended, if it did not end by itself.
     pub(crate) fault: Option<Fault>,
+    /// Whether the peer heard of the end from the run itself.
+    pub(crate) told: bool,
 }
 
 /// What a run needs beside its orders.
@@ -290,6 +292,7 @@ impl Watch {
             ledger,
             totals: std::mem::take(&mut self.totals),
             fault: None,
+            told: true,
         }
     }
 
@@ -300,6 +303,7 @@ impl Watch {
             ledger,
             totals: std::mem::take(&mut self.totals),
             fault: Some(fault),
+            told: true,
         }
     }
 
@@ -311,6 +315,7 @@ impl Watch {
             ledger: Ledger::default(),
             totals: std::mem::take(&mut self.totals),
             fault: Some(fault),
+            told: false,
         }
     }
 
@@ -321,6 +326,7 @@ impl Watch {
             ledger: Ledger::default(),
             totals: std::mem::take(&mut self.totals),
             fault: Some(Fault::new(FaultCode::TimedOut, text)),
+            told: false,
         }
     }
 }
