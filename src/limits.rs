@@ -44,6 +44,11 @@ pub const GREETING_BYTES_MAX: usize = 32 << 10;
 /// Bytes that may wait on a control connection to be written. All credits that a peer may give come
 /// to less; a peer that lets more gather asks without reading.
 pub const OUTBOUND_BYTES_MAX: usize = 64 << 20;
+/// Bytes that may wait on every control connection, whatever others let gather.
+pub const OUTBOUND_BYTES_OWN: usize = 256 << 10;
+/// Bytes that may wait on all control connections of the process together, beyond what each has of
+/// its own.
+pub const OUTBOUND_BYTES_PROCESS_MAX: usize = 256 << 20;
 /// Most big files that a sender has granted windows of and not yet answered Closed for.
 pub const OPEN_FILES_MAX: usize = 128;
 /// Most ranges in one entry's WANT, and in all entries' of one message.
@@ -83,6 +88,9 @@ pub const DIRECTORIES_OPEN_MAX: usize = 48;
 pub const READS_PER_CONNECTION_MAX: usize = 64;
 
 const _: () = assert!(LISTING_BYTES_TARGET + PATH_BYTES_MAX * 2 + TEXT_BYTES_MAX < FRAME_BYTES_MAX);
+const _: () = assert!(OUTBOUND_BYTES_OWN < OUTBOUND_BYTES_MAX);
+// One connection alone may use its maximum: none may hold more than is left.
+const _: () = assert!(2 * OUTBOUND_BYTES_MAX <= OUTBOUND_BYTES_PROCESS_MAX);
 const _: () = assert!(PACK_FILE_BYTES_MAX <= PACK_BYTES_MAX);
 const _: () = assert!(PACK_BYTES_MAX <= WINDOW_BYTES);
 const _: () = assert!(WINDOW_BYTES <= REGION_CREDIT_BYTES_DEFAULT);

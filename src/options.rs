@@ -25,6 +25,9 @@ pub struct ClientOptions {
     /// Data connections per session. Default: one per lane, at most 2 unless told otherwise; more
     /// streams than cores cost CPU and gain nothing on one host.
     pub streams: Option<usize>,
+    /// A read of an open file fails if nothing of it came for this long. Default 60 s. Transfers
+    /// have a limit of their own, [`TransferOptions::stall_timeout`].
+    pub stall_timeout: Duration,
 }
 
 /// What a client does about a host whose key is not pinned yet.
@@ -48,6 +51,7 @@ impl Default for ClientOptions {
             unknown_host: UnknownHost::Refuse,
             connect_timeout: Duration::from_secs(10),
             streams: None,
+            stall_timeout: Duration::from_secs(60),
         }
     }
 }

@@ -79,9 +79,11 @@ impl Export {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerLimits {
-    /// Sessions at once. Default 1024: an idle one costs some tens of KiB.
+    /// Sessions at once. Default 1024: an idle one costs some tens of KiB. One address gets seven
+    /// eighths of them at most; when all are taken, an idle one gives way for a new one.
     pub sessions_max: usize,
-    /// Connections whose handshake is not done. Default 1024.
+    /// Connections whose handshake is not done. Default 1024. Beyond it, and beyond the share of one
+    /// address, the oldest that has taken more than a second is let go.
     pub handshakes_max: usize,
     /// Data connections of one session. Default 16.
     pub data_connections_max: u16,

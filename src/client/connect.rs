@@ -42,6 +42,7 @@ pub(super) struct Session {
     writer: ControlWriter,
     pulse: Arc<Pulse>,
     data: Arc<Data>,
+    stall_timeout: Duration,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -123,6 +124,7 @@ impl Session {
             writer: control.writer,
             pulse,
             data,
+            stall_timeout: options.stall_timeout,
             tasks: Mutex::new(vec![reading, beating]),
         }))
     }
@@ -146,6 +148,11 @@ impl Session {
             path: path[..end.map_or(0, |at| at + 1)].to_vec(),
             trailing_slash: false,
         }
+    }
+
+    /// How long a read of an open file may take without anything coming.
+    pub(super) fn stall_timeout(&self) -> Duration {
+        self.stall_timeout
     }
 
     pub(super) fn machinery(&self) -> Machinery {
@@ -269,7 +276,11 @@ async fn read(
     pulse: Arc<Pulse>,
 ) {
     let fault = loop {
-        let envelope = match reader.next().await {
+        let next = tokio::select! {
+            next = reader.next() => next,
+            fault = writer.failed() => break fault,
+        };
+        let envelope = match next {
             Ok(Some(envelope)) => envelope,
             Ok(None) => {
                 break Fault::new(

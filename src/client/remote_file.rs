@@ -4,24 +4,31 @@
 //! gets a grant for them, fetches them into memory, compares their digests with the server's and
 //! copies what was asked for. Small files come whole, once.
 
+mod expected;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
 
+use self::expected::Expected;
 use super::connect::Session;
 use crate::engine::LaneId;
 use crate::error::{Error, ErrorKind};
-use crate::ids::{EntryId, TransferId};
+use crate::ids::TransferId;
 use crate::integrity::{self, HashPlan};
 use crate::lane::{Fetch, LaneEvent, Store};
-use crate::limits::{PACK_FILE_BYTES_MAX, REPAIRS_MAX};
-use crate::manifest::{EntryKind, Item, Note, Version};
+use crate::limits::REPAIRS_MAX;
+use crate::manifest::{EntryKind, Item, Note};
 use crate::memory::Slot;
 use crate::options::Preserve;
 use crate::session::peer::{Inbound, Seat};
 use crate::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
-use crate::wire::message::{Direction, Grant, GrantPart, HashKind, Open, RemotePath, Wanted};
+use crate::wire::message::{
+    Direction, Grant, GrantPart, HashKind, ManifestPage, Open, RemotePath, Wanted,
+};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// The unit of proof of random reads: small, as a read of one byte costs one of these.
@@ -32,13 +39,6 @@ const STEP_BYTES: u64 = 8 << 20;
 
 /// Region bytes that the server may have granted.
 const CREDIT_BYTES: u64 = 64 << 20;
-
-/// Digests kept at once: those of one request twice over, and no more.
-#[allow(clippy::cast_possible_truncation, reason = "some hundreds")]
-const DIGESTS_KEPT_MAX: usize = 2 * (STEP_BYTES / CHUNK.bytes()) as usize + 8;
-
-/// Grants and landed chunks that wait their turn.
-const UNASKED_MAX: usize = 256;
 
 /// Chunks under way at once on all data connections.
 const IN_FLIGHT_MAX: usize = 32;
@@ -76,7 +76,11 @@ impl RemoteFile {
     /// # Errors
     /// [`ErrorKind::SourceChanged`] if the file is not what it was when it was opened,
     /// [`ErrorKind::Integrity`] if a chunk did not match its digest in several tries,
-    /// [`ErrorKind::Unreachable`] if the session has ended.
+    /// [`ErrorKind::Unreachable`] if the session has ended or the server breaks the protocol,
+    /// [`ErrorKind::TimedOut`] if nothing of it came for [`ClientOptions::stall_timeout`]. After
+    /// any but the second, further reads fail in the same way: open the file again.
+    ///
+    /// [`ClientOptions::stall_timeout`]: crate::ClientOptions::stall_timeout
     pub async fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Error> {
         let end = offset.saturating_add(buffer.len() as u64).min(self.len);
         let mut at = offset;
@@ -126,17 +130,18 @@ pub(super) async fn open(
     let mut reading = Reading {
         seat,
         lanes: Vec::new(),
-        entry: EntryId(0),
-        len: 0,
-        version: None,
+        file: Expected::default(),
         whole: None,
         digests: HashMap::new(),
         next_token: 0,
-        waiting: VecDeque::new(),
-        later: Vec::new(),
+        landed: VecDeque::new(),
+        grants: VecDeque::new(),
+        stall_timeout: session.stall_timeout(),
+        moved: Instant::now(),
         _session: session,
     };
-    let len = reading.manifest().await?;
+    reading.manifest().await?;
+    let len = reading.file.len();
     let (requests, taken) = mpsc::channel(1);
     tokio::spawn(reading.serve(taken));
     Ok(RemoteFile { len, requests })
@@ -146,18 +151,20 @@ pub(super) async fn open(
 struct Reading {
     seat: Seat,
     lanes: Vec<LaneId>,
-    entry: EntryId,
-    len: u64,
-    version: Option<Version>,
+    /// The file, and what the server may say of it.
+    file: Expected,
     /// A small file's content, once it is here.
     whole: Option<Vec<u8>>,
-    /// Digests of chunks that are under way.
+    /// Digests of chunks that are wanted.
     digests: HashMap<u64, [u8; 32]>,
     next_token: u64,
-    /// What came while something else was waited for.
-    waiting: VecDeque<Inbound>,
-    /// Grants that came while an earlier one was read.
-    later: Vec<Inbound>,
+    /// Fetches that were over while a digest was waited for; no more than are in flight.
+    landed: VecDeque<LaneEvent>,
+    /// Grants that were checked and are still to be read; each is of another wanted chunk.
+    grants: VecDeque<(Grant, GrantPart)>,
+    stall_timeout: Duration,
+    /// When a read began, or something that it needs came for the first time.
+    moved: Instant,
     /// Keeps the session for as long as the file is open.
     _session: Arc<Session>,
 }
@@ -177,51 +184,63 @@ impl Drop for Reading {
 
 impl Reading {
     /// Takes the manifest, which has the one file.
-    async fn manifest(&mut self) -> Result<u64, Error> {
+    async fn manifest(&mut self) -> Result<(), Error> {
         loop {
-            match self.next().await? {
+            match self.inbound().await? {
                 Inbound::Message(Message::Opened) => {}
                 Inbound::Message(Message::Manifest(page)) => {
-                    for item in page.items {
-                        match item {
-                            Item::Entry(entry) => {
-                                let EntryKind::File { len, .. } = entry.kind else {
-                                    return Err(not_a_file());
-                                };
-                                (self.entry, self.len) = (entry.id, len);
-                                return Ok(len);
-                            }
-                            Item::Note(Note::Skipped { fault, .. }) => return Err(fault.into()),
-                            Item::Note(_) => {}
-                        }
-                    }
-                    if page.last {
-                        return Err(not_a_file());
+                    if let Some(file) = the_file(page)? {
+                        self.file = file;
+                        return Ok(());
                     }
                 }
-                _ => {}
+                inbound => drop(self.hear(inbound)?),
             }
         }
     }
 
-    /// Serves reads until the handle is dropped or the session ends.
+    /// Serves reads until the handle is dropped.
     async fn serve(mut self, mut requests: mpsc::Receiver<Request>) {
+        let over = self.serve_while_usable(&mut requests).await;
+        // The session and the server's end of the file are let go, whoever keeps the handle.
+        drop(self);
+        let Some(over) = over else { return };
+        while let Some(Request { answer, .. }) = requests.recv().await {
+            // Whoever asked may have gone.
+            let _ = answer.send(Err(again(&over)));
+        }
+    }
+
+    /// Serves reads until the handle is dropped, or the file can't be read any more: the reason.
+    async fn serve_while_usable(
+        &mut self,
+        requests: &mut mpsc::Receiver<Request>,
+    ) -> Option<Error> {
         loop {
             tokio::select! {
                 request = requests.recv() => {
-                    let Some(Request { range, answer }) = request else { return };
+                    let Request { range, answer } = request?;
                     let result = self.read(range).await;
-                    let over = matches!(&result, Err(error) if error.kind() == ErrorKind::Unreachable);
+                    let over = match &result {
+                        // After a chunk that could not be repaired, others may be read.
+                        Err(error) if error.kind() == ErrorKind::Integrity => {
+                            (!self.file.is_granted()).then(|| again(error))
+                        }
+                        Err(error) => Some(again(error)),
+                        Ok(_) => None,
+                    };
                     // Whoever asked may have gone.
                     let _ = answer.send(result);
-                    if over {
-                        return;
+                    if over.is_some() {
+                        return over;
                     }
                 }
-                inbound = self.seat.inbox.recv() => match inbound.map(|inbound| self.hear(inbound)) {
-                    Some(Ok(_)) => {}
-                    Some(Err(_)) | None => return,
-                },
+                inbound = self.seat.inbox.recv() => {
+                    let heard = inbound.ok_or_else(closed).and_then(|inbound| self.hear(inbound));
+                    if let Err(error) = heard {
+                        return Some(error);
+                    }
+                }
             }
         }
     }
@@ -232,24 +251,34 @@ impl Reading {
         }
         let first = CHUNK.index_of(range.start).0;
         let end = CHUNK.index_of(range.end - 1).0 + 1;
-        let start = CHUNK.range(ChunkIndex(first), self.len).start;
-        let stop = CHUNK.range(ChunkIndex(end - 1), self.len).end;
+        let start = CHUNK.range(ChunkIndex(first), self.file.len()).start;
+        let stop = CHUNK.range(ChunkIndex(end - 1), self.file.len()).end;
         let span = usize::try_from(stop - start).unwrap_or(0);
         let mut bytes = vec![0; span];
+        self.moved = Instant::now();
+        // What an earlier read that failed has left.
         self.digests.clear();
-        let wanted = Wanted::Chunks(vec![ChunkRange { start: first, end }]);
-        self.seat.say(Message::Want(vec![(self.entry, wanted)]));
+        for (grant, _) in std::mem::take(&mut self.grants) {
+            self.release(&grant);
+        }
+        let wanted = ChunkRange { start: first, end };
+        self.file.want(wanted);
+        let wanted = Wanted::Chunks(vec![wanted]);
+        self.seat
+            .say(Message::Want(vec![(self.file.entry(), wanted)]));
         loop {
-            let grant = self.grant().await?;
-            let part = grant.parts.first().cloned().ok_or_else(out_of_turn)?;
-            self.check(&grant, &part, ByteRange { start, end: stop })?;
+            let (grant, part) = self.grant().await?;
             if part.packed {
-                let whole = self.fetch_whole(&grant, &part).await?;
+                let whole = self.fetch_whole(&grant, &part).await;
+                self.release(&grant);
+                let whole = whole?;
                 let answer = cut(&whole, 0, range);
                 self.whole = Some(whole);
                 return Ok(answer);
             }
-            self.fetch_window(&grant, &part, start, &mut bytes).await?;
+            let fetched = self.fetch_window(&grant, &part, start, &mut bytes).await;
+            self.release(&grant);
+            fetched?;
             if part.last {
                 return Ok(cut(&bytes, start, range));
             }
@@ -257,81 +286,52 @@ impl Reading {
     }
 
     /// Waits for the next grant.
-    async fn grant(&mut self) -> Result<Grant, Error> {
-        // What was asked for comes in a few grants; a server that sends many more is not ours.
-        if self.waiting.len() + self.later.len() > UNASKED_MAX {
-            return Err(out_of_turn());
-        }
-        self.waiting.extend(std::mem::take(&mut self.later));
+    async fn grant(&mut self) -> Result<(Grant, GrantPart), Error> {
         loop {
-            if let Inbound::Message(Message::Grant(grant)) = self.next().await? {
+            if let Some(grant) = self.grants.pop_front() {
                 return Ok(grant);
             }
-        }
-    }
-
-    /// A grant answers what was wanted, which lies in `span`, and its numbers hang together.
-    fn check(&mut self, grant: &Grant, part: &GrantPart, span: ByteRange) -> Result<(), Error> {
-        if part.entry != self.entry || grant.parts.len() != 1 {
-            return Err(out_of_turn());
-        }
-        let known = *self.version.get_or_insert(part.version);
-        if part.version != known || part.file_len != self.len {
-            let message = "the file is not what it was when it was opened";
-            return Err(Error::new(ErrorKind::SourceChanged, message));
-        }
-        let end = part.file_offset.checked_add(part.len);
-        let region_end = part.region_offset.checked_add(part.len);
-        let (Some(end), Some(region_end)) = (end, region_end) else {
-            return Err(out_of_turn());
-        };
-        let fits = if part.packed {
-            part.file_offset == 0 && part.len == self.len && part.len <= PACK_FILE_BYTES_MAX
-        } else {
-            let begins = part.file_offset.is_multiple_of(CHUNK.bytes());
-            let ends = end.is_multiple_of(CHUNK.bytes()) || end == self.len;
-            begins && ends && span.start <= part.file_offset && end <= span.end
-        };
-        let mut at = part.file_offset;
-        let ordered = part.extents.iter().all(|extent| {
-            let good = extent.start >= at && extent.end > extent.start && extent.end <= end;
-            at = extent.end;
-            good
-        });
-        // A part without data has no region; one with data lies inside of its region.
-        let backed = part.extents.is_empty() || region_end <= grant.len;
-        if fits && ordered && backed {
-            Ok(())
-        } else {
-            Err(out_of_turn())
+            // A fetch that is over now is of a connection that an earlier read lost.
+            drop(self.receive().await?);
         }
     }
 
     /// Fetches a small file from its pack.
     async fn fetch_whole(&mut self, grant: &Grant, part: &GrantPart) -> Result<Vec<u8>, Error> {
         let len = usize::try_from(part.len).unwrap_or(usize::MAX);
-        for _ in 0..=REPAIRS_MAX {
+        let mut tries = 0;
+        while tries <= REPAIRS_MAX {
             let bytes = if len == 0 {
                 Vec::new()
             } else {
-                let token = self.post(grant, part.region_offset, part.len, HashPlan::None)?;
-                let arrived = self.arrive(token).await?;
+                let token = self
+                    .post(grant, part.region_offset, part.len, HashPlan::None)
+                    .await?;
+                let Some(arrived) = self.arrive(token).await? else {
+                    // Its connection was lost: that is no wrong try.
+                    continue;
+                };
                 arrived.slot.get(..len).ok_or_else(out_of_turn)?.to_vec()
             };
-            let mut right = true;
-            let digests = &self.digests;
+            let mut proofs = Vec::new();
             integrity::proofs(HashKind::Blake3, CHUNK, &bytes, |chunk, value| {
-                right &= digests.get(&chunk.0) == Some(&value);
+                proofs.push((chunk, value));
             });
+            let mut right = true;
+            for (chunk, value) in proofs {
+                // They may come after the grant.
+                right &= self.digest(chunk).await? == value;
+            }
             if right {
-                self.release(grant);
                 return Ok(bytes);
             }
+            tries += 1;
         }
         Err(corrupt(0))
     }
 
-    /// Fetches the chunks of a window that have data, and proves them.
+    /// Fetches the chunks of a window that have data, and proves them. Unless the file can't be read
+    /// any more, nothing is under way at its end.
     async fn fetch_window(
         &mut self,
         grant: &Grant,
@@ -339,6 +339,7 @@ impl Reading {
         base: u64,
         bytes: &mut [u8],
     ) -> Result<(), Error> {
+        let file_len = self.file.len();
         let window = ByteRange {
             start: part.file_offset,
             end: part.file_offset + part.len,
@@ -348,43 +349,49 @@ impl Reading {
             |range: ByteRange| part.extents.iter().any(|e| !e.intersect(range).is_empty());
         let mut todo: Vec<(ChunkIndex, u32)> = chunks
             .map(ChunkIndex)
-            .filter(|&chunk| has_data(CHUNK.range(chunk, self.len)))
+            .filter(|&chunk| has_data(CHUNK.range(chunk, file_len)))
             .map(|chunk| (chunk, 0))
             .collect();
         todo.reverse();
         let mut flying: HashMap<u64, (ChunkIndex, u32)> = HashMap::new();
+        let mut beyond_repair = None;
         while !todo.is_empty() || !flying.is_empty() {
             while flying.len() < IN_FLIGHT_MAX
                 && let Some((chunk, tries)) = todo.pop()
             {
-                let range = CHUNK.range(chunk, self.len);
+                let range = CHUNK.range(chunk, file_len);
                 let plan = HashPlan::Blake3 {
                     chunk,
                     chunk_size: CHUNK,
-                    file_len: self.len,
+                    file_len,
                 };
                 let offset = part.region_offset + (range.start - window.start);
-                let token = self.post(grant, offset, range.len(), plan)?;
+                let token = self.post(grant, offset, range.len(), plan).await?;
                 flying.insert(token, (chunk, tries));
             }
             let (token, arrived) = self.arrive_any().await?;
             let Some((chunk, tries)) = flying.remove(&token) else {
                 continue;
             };
+            if beyond_repair.is_some() {
+                continue;
+            }
             let Some(arrived) = arrived else {
                 // Its connection was lost: that costs the chunk nothing.
                 todo.push((chunk, tries));
                 continue;
             };
-            let range = CHUNK.range(chunk, self.len);
+            let range = CHUNK.range(chunk, file_len);
             let expected = self.digest(chunk).await?;
             if arrived.digest != Some(expected) {
                 if tries >= REPAIRS_MAX {
-                    return Err(corrupt(chunk.0));
+                    beyond_repair = Some(corrupt(chunk.0));
+                    todo.clear();
+                    continue;
                 }
                 self.digests.remove(&chunk.0);
                 self.seat.say(Message::Recheck {
-                    entry: self.entry,
+                    entry: self.file.entry(),
                     chunk: chunk.0,
                 });
                 todo.push((chunk, tries + 1));
@@ -398,8 +405,7 @@ impl Reading {
             };
             to.copy_from_slice(from);
         }
-        self.release(grant);
-        Ok(())
+        beyond_repair.map_or(Ok(()), Err)
     }
 
     fn release(&self, grant: &Grant) {
@@ -408,39 +414,45 @@ impl Reading {
         }
     }
 
-    /// Posts a fetch on the next lane in turn.
-    fn post(&mut self, grant: &Grant, offset: u64, len: u64, hash: HashPlan) -> Result<u64, Error> {
+    /// Posts a fetch on the next lane in turn; waits for one if all connections are lost, as they
+    /// are made anew.
+    async fn post(
+        &mut self,
+        grant: &Grant,
+        offset: u64,
+        len: u64,
+        hash: HashPlan,
+    ) -> Result<u64, Error> {
         let key = grant.keys.first().ok_or_else(out_of_turn)?;
         let token = self.next_token;
         self.next_token += 1;
         let turn = usize::try_from(token).unwrap_or(0);
-        for n in 0..self.lanes.len() {
-            let lane = self.lanes[(turn + n) % self.lanes.len()];
-            let fetch = Fetch {
-                token,
-                remote: key.key,
-                offset: key.address.saturating_add(offset),
-                len,
-                hash,
-                store: Store::Deliver,
-            };
-            if self.seat.fetch(lane, fetch) {
-                return Ok(token);
+        loop {
+            for n in 0..self.lanes.len() {
+                let lane = self.lanes[(turn + n) % self.lanes.len()];
+                let fetch = Fetch {
+                    token,
+                    remote: key.key,
+                    offset: key.address.saturating_add(offset),
+                    len,
+                    hash,
+                    store: Store::Deliver,
+                };
+                if self.seat.fetch(lane, fetch) {
+                    return Ok(token);
+                }
             }
+            let landed = self.receive().await?;
+            self.landed.extend(landed);
         }
-        Err(Error::new(
-            ErrorKind::Unreachable,
-            "no data connection is left",
-        ))
     }
 
-    async fn arrive(&mut self, token: u64) -> Result<Arrived, Error> {
+    /// Waits for one fetch; nothing if its connection was lost.
+    async fn arrive(&mut self, token: u64) -> Result<Option<Arrived>, Error> {
         loop {
             let (landed, arrived) = self.arrive_any().await?;
             if landed == token {
-                return arrived.ok_or_else(|| {
-                    Error::new(ErrorKind::Unreachable, "a data connection was lost")
-                });
+                return Ok(arrived);
             }
         }
     }
@@ -449,16 +461,12 @@ impl Reading {
     async fn arrive_any(&mut self) -> Result<(u64, Option<Arrived>), Error> {
         use crate::lane::FetchError;
         loop {
-            let (token, result) = match self.next().await? {
-                Inbound::Lane(LaneEvent::Landed { token, result }) => (token, result),
-                grant @ Inbound::Message(Message::Grant(_)) => {
-                    self.later.push(grant);
-                    if self.later.len() > UNASKED_MAX {
-                        return Err(out_of_turn());
-                    }
-                    continue;
-                }
-                _ => continue,
+            let event = match self.landed.pop_front() {
+                Some(event) => Some(event),
+                None => self.receive().await?,
+            };
+            let Some(LaneEvent::Landed { token, result }) = event else {
+                continue;
             };
             return match result {
                 Ok(landed) => {
@@ -483,14 +491,14 @@ impl Reading {
         let patience = std::time::Duration::from_secs(2);
         let explained = async {
             loop {
-                if let Err(error) = self.next().await {
+                if let Err(error) = self.receive().await {
                     return error;
                 }
             }
         };
         match tokio::time::timeout(patience, explained).await {
-            Ok(explained) => explained,
-            Err(_) => {
+            Ok(explained) if explained.kind() != ErrorKind::TimedOut => explained,
+            _ => {
                 Error::new(ErrorKind::Storage, "the server did not serve a read").with_source(error)
             }
         }
@@ -502,53 +510,83 @@ impl Reading {
                 return Ok(*value);
             }
             // What lands meanwhile is looked at after the digest is here.
-            let inbound = self.receive().await?;
-            if matches!(
-                inbound,
-                Inbound::Lane(_) | Inbound::Message(Message::Grant(_))
-            ) {
-                self.waiting.push_back(inbound);
-                if self.waiting.len() > UNASKED_MAX {
-                    return Err(out_of_turn());
-                }
-            }
+            let landed = self.receive().await?;
+            self.landed.extend(landed);
         }
     }
 
-    /// The next thing that reaches this transfer, after what concerns all of it was seen to.
-    async fn next(&mut self) -> Result<Inbound, Error> {
-        match self.waiting.pop_front() {
-            Some(inbound) => Ok(inbound),
-            None => self.receive().await,
-        }
-    }
-
-    async fn receive(&mut self) -> Result<Inbound, Error> {
-        let inbound = self.seat.inbox.recv().await.ok_or_else(closed)?;
+    async fn receive(&mut self) -> Result<Option<LaneEvent>, Error> {
+        let inbound = self.inbound().await?;
         self.hear(inbound)
     }
 
-    fn hear(&mut self, inbound: Inbound) -> Result<Inbound, Error> {
+    /// What reaches the file next, while something is waited for.
+    async fn inbound(&mut self) -> Result<Inbound, Error> {
+        let deadline = self.moved + self.stall_timeout;
+        match timeout_at(deadline, self.seat.inbox.recv()).await {
+            Ok(inbound) => inbound.ok_or_else(closed),
+            Err(_) => Err(stalled(self.stall_timeout)),
+        }
+    }
+
+    /// Sees to what reaches the file; a fetch that is over comes back.
+    fn hear(&mut self, inbound: Inbound) -> Result<Option<LaneEvent>, Error> {
         match inbound {
             Inbound::LaneUp(lane) => self.lanes.push(lane),
             Inbound::LaneDown(lane) => self.lanes.retain(|known| *known != lane),
             Inbound::Over(fault) => {
                 return Err(Error::new(ErrorKind::Unreachable, fault.text));
             }
-            Inbound::Message(Message::Failed(fault)) => return Err(fault.into()),
-            Inbound::Message(Message::EntryFailed { fault, .. }) => return Err(fault.into()),
-            Inbound::Message(Message::Digests(ref digests)) => {
-                for digest in digests {
-                    self.digests.insert(digest.chunk, digest.value);
+            Inbound::Lane(event @ LaneEvent::Landed { .. }) => {
+                if matches!(&event, LaneEvent::Landed { result: Ok(_), .. }) {
+                    self.moved = Instant::now();
                 }
-                if self.digests.len() > DIGESTS_KEPT_MAX {
-                    return Err(out_of_turn());
+                return Ok(Some(event));
+            }
+            // Nothing is served here.
+            Inbound::Lane(_) => {}
+            Inbound::Message(Message::Failed(fault)) => return Err(fault.into()),
+            Inbound::Message(Message::EntryFailed { entry, fault }) => {
+                self.file.check_entry(entry)?;
+                return Err(fault.into());
+            }
+            Inbound::Message(Message::Digests(digests)) => {
+                for digest in digests {
+                    let wanted = self.file.digest(&digest)?;
+                    if wanted && self.digests.insert(digest.chunk, digest.value).is_none() {
+                        self.moved = Instant::now();
+                    }
                 }
             }
-            Inbound::Message(_) | Inbound::Lane(_) => {}
+            Inbound::Message(Message::Grant(grant)) => {
+                let part = self.file.grant(&grant)?;
+                self.moved = Instant::now();
+                self.grants.push_back((grant, part));
+            }
+            Inbound::Message(_) => return Err(out_of_turn()),
         }
-        Ok(inbound)
+        Ok(None)
     }
+}
+
+/// The one file of a manifest. `None`: the page has nothing, and another follows.
+fn the_file(page: ManifestPage) -> Result<Option<Expected>, Error> {
+    for item in page.items {
+        match item {
+            Item::Entry(entry) => {
+                let EntryKind::File { len, .. } = entry.kind else {
+                    return Err(not_a_file());
+                };
+                return Expected::new(entry.id, len).map(Some);
+            }
+            Item::Note(Note::Skipped { fault, .. }) => return Err(fault.into()),
+            Item::Note(_) => {}
+        }
+    }
+    if page.last {
+        return Err(not_a_file());
+    }
+    Ok(None)
 }
 
 /// The part of `range` out of bytes that start at `base` of the file.
@@ -562,12 +600,36 @@ fn cut(bytes: &[u8], base: u64, range: ByteRange) -> Vec<u8> {
     bytes[from..to.max(from)].to_vec()
 }
 
+/// The same error once more, for a later read of the same file.
+fn again(error: &Error) -> Error {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        text = format!("{text}: {source}");
+        cause = source.source();
+    }
+    let same = Error::new(error.kind(), text);
+    match error.hint() {
+        Some(hint) => same.with_hint(hint),
+        None => same,
+    }
+}
+
+fn stalled(limit: Duration) -> Error {
+    let seconds = limit.as_secs_f64();
+    let message = format!("the server sent nothing of the file for {seconds} s");
+    Error::new(ErrorKind::TimedOut, message)
+        .with_hint("open the file again; a slow disk may need a longer stall timeout")
+}
+
 fn not_a_file() -> Error {
     Error::new(ErrorKind::Usage, "only regular files can be opened")
 }
 
 fn out_of_turn() -> Error {
-    Error::new(ErrorKind::Unreachable, "the server broke the protocol")
+    let message = "the server broke the protocol of open files";
+    Error::new(ErrorKind::Unreachable, message)
+        .with_hint("is it a damaged or foreign build of rdcpd?")
 }
 
 fn corrupt(chunk: u64) -> Error {

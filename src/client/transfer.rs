@@ -384,6 +384,7 @@ impl Account {
             ledger,
             totals,
             fault,
+            ..
         } = ended;
         let result = fault.as_ref().map_or("done", |_| "ended early");
         tracing::info!(

@@ -15,6 +15,7 @@
 //! its name. What the messages mean is not known here.
 
 mod error;
+mod outbound;
 mod reader;
 mod writer;
 

@@ -19,6 +19,7 @@ pub mod host_key;
 pub mod known_hosts;
 pub mod tls;
 
+mod admission;
 pub(crate) mod machinery;
 mod names;
 mod operating;

@@ -1,13 +1,15 @@
 //! The server's side of operations: list, stat, sum, remove, make a directory.
 //!
-//! The blocking work runs on a thread of its own, of which there are few, and hands its lines over in batches; they are sent only
-//! against the client's credit, so a client that does not read costs the server a few batches.
+//! The blocking work runs on a thread of its own, of which there are few, and hands its lines over in
+//! batches; they are sent only against the client's credit, so a client that does not read costs the
+//! server a few batches.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{Instant, timeout_at};
 
 use super::peer::{Inbound, Seat};
 use super::serving::{Serving, Subject};
@@ -172,12 +174,16 @@ async fn listing(
         result
     });
     let mut credit: u64 = 0;
+    // Since when there has been none: messages that bring none don't count, or a client could hold
+    // its place with them for ever.
+    let mut without = Instant::now();
     loop {
         if credit > 0 {
             tokio::select! {
                 batch = taken.recv() => match batch {
                     Some(batch) => {
                         credit -= 1;
+                        without = Instant::now();
                         seat.say(Message::Listing(batch));
                     }
                     None => break,
@@ -185,7 +191,7 @@ async fn listing(
                 inbound = seat.inbox.recv() => credit += heard(inbound)?,
             }
         } else {
-            let waited = tokio::time::timeout(CREDIT_TIMEOUT, seat.inbox.recv()).await;
+            let waited = timeout_at(without + CREDIT_TIMEOUT, seat.inbox.recv()).await;
             credit += heard(waited.map_err(|_| unread())?)?;
         }
     }

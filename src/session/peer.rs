@@ -6,10 +6,11 @@
 //! and tokens are told apart by a number in the upper bits. Nothing here decides anything.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::Instant;
 
 use crate::engine::LaneId;
 use crate::ids::{RegionId, SessionId, TransferId};
@@ -23,6 +24,10 @@ use crate::wire::{Fault, FaultCode, Message};
 
 /// Bits of a region id or fetch token that count within one transfer.
 const NUMBER_SHIFT: u32 = 40;
+/// Numbers of transfers: as many as the upper bits tell apart.
+const NUMBERS: u32 = 1 << (64 - NUMBER_SHIFT);
+/// Seats of one session at once. Servers take far fewer; it keeps numbers from coming again soon.
+const SEATS_MAX: usize = NUMBERS as usize / 2;
 
 /// Most that may wait in one inbox, by [`weight`]: twice the pages that credit allows, or all digests
 /// and grants of the largest region credit one by one.
@@ -54,18 +59,27 @@ pub(crate) struct Peer {
     regions: Arc<RegionTable>,
     routes: RwLock<Routes>,
     connections: Mutex<Connections>,
-    numbers: AtomicU32,
     lost: Notify,
     /// One slot for packs: with it the session goes on whatever others hold.
     own_pack: Pool,
     over: watch::Sender<Option<Fault>>,
 }
 
-#[derive(Default)]
 struct Routes {
     by_transfer: HashMap<TransferId, Route>,
     by_number: HashMap<u32, mpsc::UnboundedSender<Inbound>>,
+    /// The number that the next seat gets, if it is free.
+    next_number: u32,
+    idle: Idle,
     over: bool,
+}
+
+/// Since when a session has had nothing under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Idle {
+    pub(crate) since: Instant,
+    /// Whether anything was ever asked for in it.
+    pub(crate) asked: bool,
 }
 
 /// The way to one seat.
@@ -134,9 +148,8 @@ impl Peer {
             writer,
             lanes,
             regions: RegionTable::new(sink(Weak::clone(peer))),
-            routes: RwLock::default(),
+            routes: RwLock::new(Routes::new()),
             connections: Mutex::default(),
-            numbers: AtomicU32::new(1),
             lost: Notify::new(),
             own_pack: pack_pool(1),
             over: watch::Sender::new(None),
@@ -147,7 +160,6 @@ impl Peer {
     pub(crate) fn seat(self: &Arc<Self>, transfer: TransferId) -> Option<Seat> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let queued = Arc::new(AtomicUsize::new(0));
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed) & ((1 << 23) - 1);
         // Connections are locked first, as in `attach`: a lane that comes up in between is told
         // exactly once.
         let connections = self
@@ -158,6 +170,8 @@ impl Peer {
         if routes.over || routes.by_transfer.contains_key(&transfer) {
             return None;
         }
+        let number = routes.take_number()?;
+        routes.idle.asked = true;
         for (lane, _) in &connections.up {
             // The receiver is held below, so this can't fail.
             let _ = sender.send(Inbound::LaneUp(*lane));
@@ -182,6 +196,12 @@ impl Peer {
         self.own_pack
             .take_for(owner)
             .or_else(|| shared.take_for(owner))
+    }
+
+    /// Since when no transfer has had a seat; nothing while one has.
+    pub(crate) fn idle(&self) -> Option<Idle> {
+        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+        routes.by_transfer.is_empty().then_some(routes.idle)
     }
 
     /// How many transfers have a seat.
@@ -374,6 +394,34 @@ impl Peer {
 }
 
 impl Routes {
+    fn new() -> Self {
+        Self {
+            by_transfer: HashMap::new(),
+            by_number: HashMap::new(),
+            next_number: 1,
+            idle: Idle {
+                since: Instant::now(),
+                asked: false,
+            },
+            over: false,
+        }
+    }
+
+    /// A number that no seat has. They go round, so that one comes again only after all others did:
+    /// by then nothing that was sent under it is under way any more.
+    fn take_number(&mut self) -> Option<u32> {
+        if self.by_number.len() >= SEATS_MAX {
+            return None;
+        }
+        loop {
+            let number = self.next_number;
+            self.next_number = (number + 1) % NUMBERS;
+            if !self.by_number.contains_key(&number) {
+                return Some(number);
+            }
+        }
+    }
+
     fn tell(&self, inbound: impl Fn() -> Inbound) {
         for sender in self.by_number.values() {
             let _ = sender.send(inbound());
@@ -451,5 +499,40 @@ impl Drop for Seat {
             .unwrap_or_else(PoisonError::into_inner);
         routes.by_transfer.remove(&self.transfer);
         routes.by_number.remove(&self.number);
+        routes.idle.since = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(routes: &mut Routes) -> u32 {
+        let number = routes.take_number().unwrap();
+        routes.by_number.insert(number, mpsc::unbounded_channel().0);
+        number
+    }
+
+    #[test]
+    fn a_number_in_use_is_not_given_again() {
+        let mut routes = Routes::new();
+        let (first, second) = (route(&mut routes), route(&mut routes));
+        routes.next_number = NUMBERS - 1;
+        assert_eq!(route(&mut routes), NUMBERS - 1);
+        let after = route(&mut routes);
+        assert!(after != first && after != second, "{after}");
+        routes.by_number.remove(&first);
+        routes.next_number = first;
+        assert_eq!(route(&mut routes), first);
+    }
+
+    #[test]
+    fn the_largest_numbers_fit_into_ids() {
+        let last = u64::from(NUMBERS - 1) << NUMBER_SHIFT | ((1 << NUMBER_SHIFT) - 1);
+        assert_eq!(last, u64::MAX);
+        let event = LaneEvent::Revoked {
+            region: RegionId(last),
+        };
+        assert_eq!(localise(event).unwrap().0, NUMBERS - 1);
     }
 }

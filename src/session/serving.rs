@@ -5,6 +5,7 @@
 //! nothing knows an export's name.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
 
+use super::admission::{self, Handshakes, Origin, Place};
 use super::control::{self, Greeted, Greeting, HANDSHAKE_DEADLINE, TlsReader};
 use super::data::{self, ConnectionKind, DATA_HANDSHAKE_DEADLINE, SessionKey};
 use super::machinery::Machinery;
@@ -41,6 +43,11 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(600);
 const OPERATIONS_MAX: usize = 32;
 const OPERATIONS_PER_SESSION_MAX: usize = 4;
 
+/// A session with nothing under way gives up its place for a new one: soon if it has never asked for
+/// anything, late if it has. While there is room, nobody has to go.
+const IDLE_BEFORE_REQUEST: Duration = Duration::from_secs(30);
+const IDLE_AFTER_REQUEST: Duration = Duration::from_secs(600);
+
 /// Pause after the system had no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -57,7 +64,7 @@ pub(crate) struct Serving {
     pub(crate) exports: Vec<Exported>,
     tls: Arc<rustls::ServerConfig>,
     limits: ServerLimits,
-    handshakes: Arc<Semaphore>,
+    handshakes: Arc<Handshakes>,
     /// Operations of all sessions that may run at once; each has a thread for as long.
     pub(super) operations: Arc<Semaphore>,
     sessions: Mutex<HashMap<SessionId, Entered>>,
@@ -70,7 +77,21 @@ pub(crate) struct Serving {
 /// A session in the table. It has no peer until its client was welcomed.
 struct Entered {
     key: SessionKey,
+    origin: Origin,
     peer: Option<Arc<Peer>>,
+}
+
+impl Entered {
+    /// How long it has been idle, if that is long enough to give up its place.
+    fn idle(&self) -> Option<Duration> {
+        let idle = self.peer.as_ref()?.idle()?;
+        let limit = if idle.asked {
+            IDLE_AFTER_REQUEST
+        } else {
+            IDLE_BEFORE_REQUEST
+        };
+        (idle.since.elapsed() >= limit).then(|| idle.since.elapsed())
+    }
 }
 
 impl Serving {
@@ -85,7 +106,7 @@ impl Serving {
             exports,
             tls,
             limits,
-            handshakes: Arc::new(Semaphore::new(limits.handshakes_max.max(1))),
+            handshakes: Handshakes::new(limits.handshakes_max),
             operations: Arc::new(Semaphore::new(OPERATIONS_MAX)),
             sessions: Mutex::default(),
             next_session: AtomicU64::new(1),
@@ -207,16 +228,14 @@ impl Serving {
 /// Accepts connections until its task is ended.
 pub(crate) async fn accept(serving: Arc<Serving>, listener: TcpListener) {
     loop {
-        // Taken before the accept: clients beyond the limit wait in the kernel's queue.
-        let Ok(permit) = Arc::clone(&serving.handshakes).acquire_owned().await else {
-            return;
-        };
         match listener.accept().await {
             Ok((stream, from)) => {
+                // Clients beyond the limit wait in the kernel's queue.
+                let place = serving.handshakes.enter(Origin::of(from.ip())).await;
                 let serving = Arc::clone(&serving);
                 tokio::spawn(async move {
                     tracing::trace!(%from, "connection");
-                    connection(serving, stream, permit).await;
+                    connection(serving, stream, from, place).await;
                 });
             }
             Err(error) => {
@@ -227,20 +246,34 @@ pub(crate) async fn accept(serving: Arc<Serving>, listener: TcpListener) {
     }
 }
 
-/// One fresh connection, of either kind. The permit is given back when its handshake is done.
-async fn connection(
-    serving: Arc<Serving>,
-    stream: TcpStream,
-    permit: tokio::sync::OwnedSemaphorePermit,
-) {
-    let from = stream
-        .peer_addr()
-        .map_or_else(|_| "?".to_owned(), |from| from.to_string());
+/// One fresh connection, of either kind. Its place is given back when its handshake is done.
+async fn connection(serving: Arc<Serving>, stream: TcpStream, from: SocketAddr, mut place: Place) {
+    let met = tokio::select! {
+        met = meet(&serving, stream, from) => met,
+        () = place.evicted() => {
+            tracing::info!(%from, "a silent connection gave way: too many are opened at once");
+            return;
+        }
+    };
+    match met {
+        Some(Met::Control(greeted)) => session(serving, *greeted, place).await,
+        Some(Met::Data(connection)) => attach(&serving, connection),
+        None => {}
+    }
+}
+
+/// What a fresh connection has turned out to be.
+enum Met {
+    Control(Box<Greeted>),
+    Data(data::DataConnection),
+}
+
+async fn meet(serving: &Serving, stream: TcpStream, from: SocketAddr) -> Option<Met> {
     match data::classify(&stream, HANDSHAKE_DEADLINE).await {
         Ok(ConnectionKind::Control) => {
             let config = Arc::clone(&serving.tls);
             match control::greet(stream, config, HANDSHAKE_DEADLINE).await {
-                Ok(greeted) => session(serving, greeted, permit).await,
+                Ok(greeted) => return Some(Met::Control(Box::new(greeted))),
                 Err(error) => {
                     let reason = chain(&error);
                     tracing::info!(%from, reason, "a control connection failed");
@@ -250,7 +283,7 @@ async fn connection(
         Ok(ConnectionKind::Data) => {
             let key_of = |session| serving.key_of(session);
             match data::accept_data(stream, key_of, DATA_HANDSHAKE_DEADLINE).await {
-                Ok(connection) => attach(&serving, connection),
+                Ok(connection) => return Some(Met::Data(connection)),
                 Err(error) => {
                     let reason = chain(&error);
                     tracing::info!(%from, reason, "a data connection failed");
@@ -262,6 +295,7 @@ async fn connection(
             tracing::debug!(%from, reason, "a connection said nothing");
         }
     }
+    None
 }
 
 fn attach(serving: &Serving, connection: data::DataConnection) {
@@ -276,11 +310,7 @@ fn attach(serving: &Serving, connection: data::DataConnection) {
 }
 
 /// A session, from its welcome to its end.
-async fn session(
-    serving: Arc<Serving>,
-    greeted: Greeted,
-    permit: tokio::sync::OwnedSemaphorePermit,
-) {
+async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     let id = SessionId(serving.next_session.fetch_add(1, Ordering::Relaxed));
     let from = greeted.peer();
     if let Some(fault) = enter(&serving, id, &greeted) {
@@ -309,7 +339,7 @@ async fn session(
             return;
         }
     };
-    drop(permit);
+    drop(place);
     let peer = Peer::new(id, control.writer.clone(), serving.machinery.lanes.clone());
     if let Some(entered) = serving.lock().get_mut(&id) {
         entered.peer = Some(Arc::clone(&peer));
@@ -320,6 +350,7 @@ async fn session(
         fault = read(&serving, control.reader, &peer, &pulse) => fault,
         fault = pulse.beat(&peer) => fault,
         fault = peer.closed() => fault,
+        fault = control.writer.failed() => fault,
     };
     tracing::info!(session = %id, reason = %fault.text.escape_debug(), "session ended");
     peer.close(&fault);
@@ -342,16 +373,65 @@ fn enter(serving: &Serving, id: SessionId, greeted: &Greeted) -> Option<Fault> {
         Ok(key) => key,
         Err(error) => return Some(Fault::new(FaultCode::Internal, error.to_string())),
     };
+    let origin = Origin::of(greeted.peer().ip());
     let mut sessions = serving.lock();
-    if sessions.len() >= serving.limits.sessions_max {
-        let text = format!(
+    let evicted = match make_room(&mut sessions, origin, serving.limits.sessions_max) {
+        Ok(evicted) => evicted,
+        Err(fault) => return Some(fault),
+    };
+    let entered = Entered {
+        key,
+        origin,
+        peer: None,
+    };
+    sessions.insert(id, entered);
+    drop(sessions);
+    if let Some(peer) = evicted {
+        let text = "the session was idle and its place was needed; connect again";
+        let fault = Fault::new(FaultCode::Busy, text);
+        peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
+        peer.close(&fault);
+    }
+    None
+}
+
+/// Sees to it that one session more from `origin` may be entered; if another had to be taken out for
+/// it, that one's peer.
+fn make_room(
+    sessions: &mut HashMap<SessionId, Entered>,
+    origin: Origin,
+    sessions_max: usize,
+) -> Result<Option<Arc<Peer>>, Fault> {
+    let mut held: HashMap<Origin, usize> = HashMap::new();
+    for entered in sessions.values() {
+        *held.entry(entered.origin).or_default() += 1;
+    }
+    let own = held.get(&origin).copied().unwrap_or(0);
+    if admission::is_fair(own, sessions.len(), sessions_max) {
+        return Ok(None);
+    }
+    let is_full = sessions.len() >= sessions_max;
+    // One of its own if there are places for others; else one of whoever has most.
+    let idle = sessions
+        .iter()
+        .filter(|(_, entered)| is_full || entered.origin == origin)
+        .filter_map(|(id, entered)| Some((held.get(&entered.origin), entered.idle()?, *id)))
+        .max();
+    if let Some((.., id)) = idle {
+        return Ok(sessions.remove(&id).and_then(|entered| entered.peer));
+    }
+    let text = if is_full {
+        format!(
             "the server has {} sessions and takes no more; try again later",
             sessions.len()
-        );
-        return Some(Fault::new(FaultCode::Busy, text));
-    }
-    sessions.insert(id, Entered { key, peer: None });
-    None
+        )
+    } else {
+        format!(
+            "there are {own} sessions from this address, and what is left is kept for others; try \
+             again later"
+        )
+    };
+    Err(Fault::new(FaultCode::Busy, text))
 }
 
 /// Takes a session out of the table, however its task ends.
@@ -528,6 +608,7 @@ async fn transfer_task(serving: Arc<Serving>, seat: Seat, open: Open) {
             ledger,
             totals,
             fault,
+            told,
         }) => {
             let result = match &fault {
                 Some(_) => "ended early",
@@ -541,7 +622,7 @@ async fn transfer_task(serving: Arc<Serving>, seat: Seat, open: Open) {
                 export,
                 path,
                 result,
-                reason = fault.map(|fault| fault.text.escape_debug().to_string()),
+                reason = fault.as_ref().map(|fault| fault.text.escape_debug().to_string()),
                 files = totals.files,
                 published = ledger.published,
                 updated = ledger.updated,
@@ -550,6 +631,9 @@ async fn transfer_task(serving: Arc<Serving>, seat: Seat, open: Open) {
                 bytes = ledger.bytes,
                 "transfer ended"
             );
+            if let Some(fault) = fault.filter(|_| !told) {
+                peer.say(transfer, Message::Failed(fault));
+            }
         }
         Err(fault) => {
             let reason = fault.text.escape_debug();

@@ -70,6 +70,8 @@ pub(crate) struct Ended {
     pub(crate) totals: Totals,
     /// Why the run itself ended, if it did not end by itself.
     pub(crate) fault: Option<Fault>,
+    /// Whether the peer heard of the end from the run itself.
+    pub(crate) told: bool,
 }
 
 /// What a run needs beside its orders.
@@ -341,6 +343,7 @@ impl Watch {
             ledger,
             totals: std::mem::take(&mut self.totals),
             fault: None,
+            told: true,
         }
     }
 
@@ -351,6 +354,7 @@ impl Watch {
             ledger,
             totals: std::mem::take(&mut self.totals),
             fault: Some(fault),
+            told: true,
         }
     }
 
@@ -362,6 +366,7 @@ impl Watch {
             ledger: Ledger::default(),
             totals: std::mem::take(&mut self.totals),
             fault: Some(fault),
+            told: false,
         }
     }
 
@@ -372,6 +377,7 @@ impl Watch {
             ledger: Ledger::default(),
             totals: std::mem::take(&mut self.totals),
             fault: Some(Fault::new(FaultCode::TimedOut, text)),
+            told: false,
         }
     }
 }

@@ -40,7 +40,7 @@ use self::part::PartFile;
 use self::published::Published;
 use crate::ids::EntryId;
 use crate::manifest::{Metadata, Name};
-use crate::storage::descriptors::Budget;
+use crate::storage::descriptors::{Account, Budget};
 use crate::storage::error::StorageError;
 use crate::storage::leftover::Sweeper;
 use crate::storage::part_name::UniqueNames;
@@ -112,8 +112,8 @@ pub struct Sink {
     sync: bool,
     /// Most files open at once in a group commit.
     group_files_max: usize,
-    /// What open directories and groups take their descriptors from.
-    budget: Budget,
+    /// What open directories, groups and part files take their descriptors from.
+    descriptors: Account,
     notes: Notes,
     stopped: AtomicBool,
     /// Held while directories that are finished are opened up once more.
@@ -198,6 +198,7 @@ impl Sink {
             preserve,
             sync,
         } = options;
+        let descriptors = budget.account();
         Self {
             destination: Destination::new(root, destination, last_symlink, placement, sync),
             rules: Rules::new(preserve),
@@ -211,12 +212,12 @@ impl Sink {
             sweeper: Sweeper::default(),
             published: Mutex::default(),
             table: Mutex::new(Table {
-                directories: Directories::new(share, &budget),
+                directories: Directories::new(share, &descriptors),
                 pending: HashMap::new(),
                 names: HashSet::new(),
                 next: EntryId(0),
             }),
-            budget,
+            descriptors,
         }
     }
 

@@ -101,6 +101,14 @@ pub enum ControlError {
         /// Bytes queued.
         bytes: usize,
     },
+    /// The peer has stopped reading.
+    #[error("the peer has read nothing for {seconds} s, with {bytes} bytes waiting for it")]
+    Stalled {
+        /// Bytes of the batch that could not be written.
+        bytes: usize,
+        /// How long.
+        seconds: u64,
+    },
     /// The connection is closed.
     #[error("the connection is closed")]
     Closed,
@@ -141,7 +149,7 @@ impl ControlError {
             Self::Connect { .. } | Self::Lookup { .. } | Self::Closed | Self::Lost(_) => {
                 FaultCode::Lost
             }
-            Self::TimedOut { .. } => FaultCode::TimedOut,
+            Self::TimedOut { .. } | Self::Stalled { .. } => FaultCode::TimedOut,
             // What TLS itself objects to is "invalid data"; the rest is the socket's.
             Self::Tls(error) if error.kind() != io::ErrorKind::InvalidData => FaultCode::Lost,
             Self::Tls(_) | Self::OutOfTurn { .. } | Self::Unread { .. } => FaultCode::Protocol,

@@ -2,21 +2,26 @@
 //!
 //! Senders encode straight into one shared buffer; a task swaps it out and writes it, so all that
 //! gathered while the last write was under way goes out together. What may gather is bounded by the
-//! protocol's credits, and by a maximum here in case those are wrong.
+//! protocol's credits, by a maximum for each connection and by one for the process, in case those
+//! are wrong; and a peer that takes nothing for long loses the connection.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use crate::limits::OUTBOUND_BYTES_MAX;
+use super::outbound::{Budget, Queue};
 use crate::session::control::ControlError;
-use crate::wire::{Envelope, encode};
+use crate::wire::{Envelope, Fault, FaultCode, encode};
 
 /// How long a closing connection may take to write what is left and say goodbye.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a peer may take nothing of what is written to it. An honest one always reads; longer than
+/// a stopped process is usually left alone, and no longer than one is believed alive that says
+/// nothing.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Below this many queued bytes a producer without credit may go on.
 const READY_BYTES: usize = 256 << 10;
 /// A buffer above this capacity is given back once it is written.
@@ -47,20 +52,27 @@ struct Handle {
 
 #[derive(Debug)]
 struct Shared {
-    queue: Mutex<Vec<u8>>,
+    queue: Mutex<Queue>,
     queued: Notify,
     drained: Notify,
     phase: watch::Sender<Phase>,
+    /// Why writing ended, if not because it was to.
+    failure: OnceLock<Fault>,
 }
 
 impl ControlWriter {
     /// Starts the task that writes to `io`.
     pub(super) fn start(io: impl AsyncWrite + Send + Unpin + 'static) -> Self {
+        Self::start_within(io, Budget::of_process())
+    }
+
+    fn start_within(io: impl AsyncWrite + Send + Unpin + 'static, budget: Budget) -> Self {
         let shared = Arc::new(Shared {
-            queue: Mutex::new(Vec::new()),
+            queue: Mutex::new(Queue::new(budget)),
             queued: Notify::new(),
             drained: Notify::new(),
             phase: watch::Sender::new(Phase::Open),
+            failure: OnceLock::new(),
         });
         tokio::spawn(run(io, Arc::clone(&shared)));
         Self {
@@ -75,18 +87,19 @@ impl ControlWriter {
             return Err(ControlError::Closed);
         }
         let mut queue = shared.lock();
-        if queue.len() > OUTBOUND_BYTES_MAX {
-            return Err(ControlError::Unread { bytes: queue.len() });
+        if !queue.has_room() {
+            let bytes = queue.waiting();
+            return Err(ControlError::Unread { bytes });
         }
-        encode(envelope, &mut queue)?;
+        queue.append(|bytes| encode(envelope, bytes))?;
         drop(queue);
         shared.queued.notify_one();
         Ok(())
     }
 
-    /// Bytes that are queued and not being written yet.
+    /// Bytes that are queued or being written.
     pub fn queued_bytes(&self) -> usize {
-        self.handle.shared.lock().len()
+        self.handle.shared.lock().waiting()
     }
 
     /// Waits until little is queued: for producers that no credit holds back, such as listings.
@@ -97,7 +110,7 @@ impl ControlWriter {
             if *shared.phase.borrow() != Phase::Open {
                 return Err(ControlError::Closed);
             }
-            if shared.lock().len() < READY_BYTES {
+            if shared.lock().waiting() < READY_BYTES {
                 return Ok(());
             }
             drained.await;
@@ -127,6 +140,21 @@ impl ControlWriter {
         let mut phase = self.handle.shared.phase.subscribe();
         let _ = phase.wait_for(|phase| *phase == Phase::Ended).await;
     }
+
+    /// Waits until the peer can't be written to any more, and says why. Never comes if writing ended
+    /// because it was to.
+    pub async fn failed(&self) -> Fault {
+        self.closed().await;
+        match self.handle.shared.failure.get() {
+            // Its last words may still be there to be read, and are the better reason.
+            Some(fault) if fault.code == FaultCode::Lost => {
+                tokio::time::sleep(CLOSE_DEADLINE).await;
+                fault.clone()
+            }
+            Some(fault) => fault.clone(),
+            None => std::future::pending().await,
+        }
+    }
 }
 
 impl Drop for Handle {
@@ -136,7 +164,7 @@ impl Drop for Handle {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
         // A panic while encoding leaves at worst half a frame, which the peer refuses.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -160,12 +188,14 @@ async fn run(io: impl AsyncWrite + Unpin, shared: Arc<Shared>) {
         result = write_out(io, &shared) => {
             if let Err(error) = result {
                 tracing::debug!(%error, "control connection can't be written");
+                // Only this task sets it.
+                let _ = shared.failure.set(error.to_fault());
             }
         }
         () = overdue(&shared) => tracing::debug!("control connection is dropped unwritten"),
     }
     shared.advance(Phase::Ended);
-    *shared.lock() = Vec::new();
+    shared.lock().abandon();
 }
 
 /// Returns when the writing must be given up.
@@ -176,7 +206,7 @@ async fn overdue(shared: &Shared) {
     let _ = timeout(CLOSE_DEADLINE, aborting).await;
 }
 
-async fn write_out(mut io: impl AsyncWrite + Unpin, shared: &Shared) -> std::io::Result<()> {
+async fn write_out(mut io: impl AsyncWrite + Unpin, shared: &Shared) -> Result<(), ControlError> {
     let mut batch = Vec::new();
     loop {
         let phase = *shared.phase.borrow();
@@ -184,18 +214,44 @@ async fn write_out(mut io: impl AsyncWrite + Unpin, shared: &Shared) -> std::io:
         if phase >= Phase::Aborting {
             return Ok(());
         }
-        std::mem::swap(&mut *shared.lock(), &mut batch);
+        shared.lock().swap(&mut batch);
         if !batch.is_empty() {
-            io.write_all(&batch).await?;
-            io.flush().await?;
+            write_batch(&mut io, &batch).await?;
             batch.clear();
             batch.shrink_to(IDLE_BYTES_MAX);
+            shared.lock().written();
             shared.drained.notify_waiters();
         } else if phase == Phase::Open {
             shared.queued.notified().await;
         } else {
-            return io.shutdown().await;
+            return io.shutdown().await.map_err(ControlError::Lost);
         }
+    }
+}
+
+async fn write_batch(io: &mut (impl AsyncWrite + Unpin), batch: &[u8]) -> Result<(), ControlError> {
+    let mut rest = batch;
+    while !rest.is_empty() {
+        let written = within_stall(io.write(rest), rest.len()).await?;
+        if written == 0 {
+            return Err(ControlError::Lost(std::io::ErrorKind::WriteZero.into()));
+        }
+        rest = &rest[written..];
+    }
+    within_stall(io.flush(), batch.len()).await
+}
+
+/// One step of writing, in which the peer takes some of what waits.
+async fn within_stall<T>(
+    step: impl Future<Output = std::io::Result<T>>,
+    bytes: usize,
+) -> Result<T, ControlError> {
+    match timeout(STALL_TIMEOUT, step).await {
+        Ok(result) => result.map_err(ControlError::Lost),
+        Err(_) => Err(ControlError::Stalled {
+            bytes,
+            seconds: STALL_TIMEOUT.as_secs(),
+        }),
     }
 }
 
@@ -205,6 +261,7 @@ mod tests {
 
     use super::*;
     use crate::ids::TransferId;
+    use crate::limits::{OUTBOUND_BYTES_MAX, OUTBOUND_BYTES_OWN};
     use crate::session::control::ControlReader;
     use crate::wire::{Decoder, Message};
 
@@ -240,7 +297,7 @@ mod tests {
             }
         };
         assert!(matches!(error, ControlError::Unread { .. }), "{error}");
-        assert!(writer.handle.shared.lock().len() < OUTBOUND_BYTES_MAX + 1000);
+        assert!(writer.queued_bytes() < OUTBOUND_BYTES_MAX + 1000);
         writer.abort();
         writer.closed().await;
         assert!(matches!(writer.send(&ping(0)), Err(ControlError::Closed)));
@@ -261,13 +318,67 @@ mod tests {
     async fn readiness_follows_the_reader() {
         let (near, mut far) = tokio::io::duplex(1 << 10);
         let writer = ControlWriter::start(near);
-        while writer.handle.shared.lock().len() < READY_BYTES {
+        while writer.queued_bytes() < READY_BYTES {
             writer.send(&ping(0)).unwrap();
         }
         let read = tokio::spawn(async move { far.read_to_end(&mut Vec::new()).await });
         writer.ready().await.unwrap();
         drop(writer);
         assert!(read.await.unwrap().unwrap() >= READY_BYTES);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_takes_nothing_loses_the_connection() {
+        let (near, far) = tokio::io::duplex(8);
+        let writer = ControlWriter::start(near);
+        writer.send(&ping(0)).unwrap();
+        let fault = writer.failed().await;
+        assert_eq!(fault.code, FaultCode::TimedOut);
+        assert!(fault.text.contains("60 s"), "{}", fault.text);
+        assert!(matches!(writer.send(&ping(0)), Err(ControlError::Closed)));
+        drop(far);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_slowly_keeps_the_connection() {
+        let (near, mut far) = tokio::io::duplex(8);
+        let writer = ControlWriter::start(near);
+        writer.send(&ping(0)).unwrap();
+        let mut bytes = Vec::new();
+        encode(&ping(0), &mut bytes).unwrap();
+        for _ in 0..bytes.len().div_ceil(8) {
+            tokio::time::sleep(STALL_TIMEOUT - Duration::from_secs(1)).await;
+            let _ = far.read(&mut [0; 8]).await.unwrap();
+        }
+        writer.send(&ping(1)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_others_leave_unread_does_not_silence_a_connection() {
+        let budget = Budget::new(1 << 20);
+        let mut unread = Vec::new();
+        for _ in 0..20 {
+            let (near, far) = tokio::io::duplex(50);
+            let writer = ControlWriter::start_within(near, budget.clone());
+            while writer.send(&ping(0)).is_ok() {}
+            unread.push((writer, far));
+        }
+        let held: usize = unread.iter().map(|(writer, _)| writer.queued_bytes()).sum();
+        assert!(
+            held <= 20 * (OUTBOUND_BYTES_OWN + 1000) + (1 << 20),
+            "{held}"
+        );
+        let (near, mut far) = tokio::io::duplex(50);
+        let writer = ControlWriter::start_within(near, budget);
+        let read = tokio::spawn(async move { far.read_to_end(&mut Vec::new()).await });
+        for _ in 0..10 {
+            while writer.queued_bytes() < OUTBOUND_BYTES_OWN {
+                writer.send(&ping(0)).unwrap();
+            }
+            writer.ready().await.unwrap();
+        }
+        drop(writer);
+        assert!(read.await.unwrap().unwrap() >= 10 * OUTBOUND_BYTES_OWN / 2);
     }
 
     #[tokio::test]

@@ -88,7 +88,8 @@ impl Sink {
         let natural = exact.is_none().then_some(job.metadata.mode);
         let made = self
             .handle(&job.parent, job.name.as_bytes())
-            .and_then(|directory| Ok(PartFile::create(directory, &job.name, file_len, natural)?));
+            .and_then(|directory| Ok(PartFile::create(directory, &job.name, file_len, natural)?))
+            .map(|part| part.counted(self.descriptors.hold()));
         match made {
             Ok(part) => {
                 let part = Arc::new(part);

@@ -18,7 +18,7 @@ use super::media::Media;
 use crate::ids::EntryId;
 use crate::manifest::{Metadata, Name};
 use crate::storage::at::open2;
-use crate::storage::descriptors::{Budget, DIRECTORIES_OPEN_MIN, Share};
+use crate::storage::descriptors::{Account, DIRECTORIES_OPEN_MIN, Share};
 use crate::storage::root::refuse_kernel_file_systems;
 use crate::storage::status::Status;
 use crate::wire::FaultCode;
@@ -187,8 +187,8 @@ pub(crate) struct Directories {
 }
 
 impl Directories {
-    /// Keeps at most `handles_max` open, and no more than `budget` allows beyond a few.
-    pub(crate) fn new(handles_max: usize, budget: &Budget) -> Self {
+    /// Keeps at most `handles_max` open, and no more than `descriptors` allows beyond a few.
+    pub(crate) fn new(handles_max: usize, descriptors: &Account) -> Self {
         Self {
             placed: HashMap::new(),
             failed: HashMap::new(),
@@ -196,7 +196,7 @@ impl Directories {
             recent: BTreeMap::new(),
             clock: 0,
             handles_max: handles_max.max(1),
-            share: budget.share(DIRECTORIES_OPEN_MIN),
+            share: descriptors.share(DIRECTORIES_OPEN_MIN),
         }
     }
 
@@ -442,6 +442,7 @@ impl Route {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::descriptors::Budget;
 
     fn held(path: &std::path::Path) -> (Arc<Handle>, Status) {
         let fd = OwnedFd::from(std::fs::File::open(path).unwrap());
@@ -452,7 +453,7 @@ mod tests {
     fn deep(levels: u64, handles_max: usize) -> (tempfile::TempDir, Directories) {
         let temporary = tempfile::tempdir().unwrap();
         let (top, _) = held(temporary.path());
-        let mut directories = Directories::new(handles_max, &Budget::of_process());
+        let mut directories = Directories::new(handles_max, &Budget::of_process().account());
         let name = Name::new(&b"d"[..]).unwrap();
         let mut path = temporary.path().to_owned();
         let (mut parent, mut above) = (Parent::Held(top.clone()), top);

@@ -20,6 +20,7 @@ use rustix::io::{Errno, pwrite};
 use super::directory::Handle;
 use super::media::Media;
 use crate::manifest::Name;
+use crate::storage::descriptors::Hold;
 use crate::storage::error::{ShownPath, StorageError};
 use crate::storage::file::{DirectIo, SinkFile};
 use crate::storage::leftover::{Leftover, Lock, lock, remove_if_stale};
@@ -49,6 +50,8 @@ pub(crate) struct PartFile {
     len: u64,
     inode: (u64, u64),
     natural_mode: u32,
+    /// For as long as its descriptor is open.
+    _counted: Option<Hold>,
     /// Whether the hidden name still has to be removed.
     named: AtomicBool,
 }
@@ -89,6 +92,7 @@ impl PartFile {
                 len,
                 inode: (made.device, made.inode),
                 natural_mode: made.mode,
+                _counted: None,
                 named: AtomicBool::new(true),
             };
             // Somebody may take it for a leftover in the moment before it is locked.
@@ -104,6 +108,12 @@ impl PartFile {
             return Ok(new);
         }
         Err(busy(&shown))
+    }
+
+    /// The same, its descriptor counted.
+    pub(crate) fn counted(mut self, hold: Hold) -> Self {
+        self._counted = Some(hold);
+        self
     }
 
     /// The mode that the kernel gave it when it was made.

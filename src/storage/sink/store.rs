@@ -51,7 +51,7 @@ impl Sink {
         let mut results = Vec::with_capacity(files.len());
         let mut files = files.iter();
         while !files.as_slice().is_empty() {
-            let mut share = self.budget.share(GROUP_DESCRIPTORS_MIN);
+            let mut share = self.descriptors.share(GROUP_DESCRIPTORS_MIN);
             let group = self.stage_some(&mut files, group_files.max(1), &mut share, &mut results);
             self.commit(group, &mut results);
         }
