@@ -146,7 +146,8 @@ def run_command(told):
 
 def main():
     # So that machines are ended and files removed then too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda got, _: sys.exit(128 + got))
     told = parse(sys.argv[1:])
     try:
         if os.uname().machine != "x86_64":

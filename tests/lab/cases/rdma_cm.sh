@@ -7,7 +7,7 @@ for n in 0 1; do
     if [ "$LAB_HOST" = a ]; then
         rping -s -a "10.0.$n.1" -C 5 -v >/run/lab/server 2>&1 &
         server=$!
-        retry 20 sh -c 'rdma resource show cm_id | grep -q "state LISTEN"'
+        retry 60 sh -c 'rdma resource show cm_id | grep -q "state LISTEN"'
         tell "listening$n"
     fi
     if [ "$LAB_HOSTS" -eq 1 ] || [ "$LAB_HOST" = b ]; then

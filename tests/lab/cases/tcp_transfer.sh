@@ -22,7 +22,7 @@ if [ "$LAB_HOSTS" -eq 1 ] || [ "$LAB_HOST" = b ]; then
     tell copied
 fi
 if [ "$LAB_HOST" = a ]; then
-    await copied 120
+    await copied 240
     cp /share/pushed.sums /tmp/pushed.sums
     check_digests /tmp/export/pushed /tmp/pushed
     echo "the daemon took $(cpu_ms "$daemon_pid") ms of processor time"

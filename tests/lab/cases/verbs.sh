@@ -10,7 +10,7 @@ measure() {
     if [ "$LAB_HOST" = a ]; then
         "$program" -d "rxe$n" "$@" >/run/lab/server 2>&1 &
         server=$!
-        retry 20 listens
+        retry 60 listens
         tell "$program$n"
     fi
     if [ "$LAB_HOSTS" -eq 1 ] || [ "$LAB_HOST" = b ]; then
@@ -19,7 +19,7 @@ measure() {
         cat /run/lab/client
     fi
     if [ "$LAB_HOST" = a ] && ! wait "$server"; then
-        await "$program$n.unreported" 20
+        await "$program$n.unreported" 60
     fi
 }
 listens() { ss -Hltn 'sport = :18515' | grep -q LISTEN; }

@@ -56,7 +56,7 @@ tell() { : >"/share/.lab/told.${LAB_CASE:-command}.$1"; }
 is_told() { [ -e "/share/.lab/told.${LAB_CASE:-command}.$1" ]; }
 
 await() {
-    await_end=$(($(uptime_ms) + ${2:-60} * 1000))
+    await_end=$(($(uptime_ms) + ${2:-120} * 1000))
     until is_told "$1"; do
         ! is_told failed || fail "the other host failed"
         [ "$(uptime_ms)" -lt "$await_end" ] || fail "was not told in time: $1"
@@ -78,7 +78,7 @@ start_daemon() {
     rdcpd --listen "$daemon_address" --auth none --state-dir /tmp/rdcpd-state \
         --log-format json "$@" 2>"$daemon_log" &
     daemon_pid=$!
-    retry 30 daemon_listens
+    retry 60 daemon_listens
 }
 
 daemon_listens() {
@@ -115,7 +115,7 @@ check_digests() {
     [ "$(find "$1" -type f | wc -l)" -eq "$(wc -l <"$2.sums")" ] || fail "$1 has other files too"
 }
 
-resources_released() { retry 10 resources_as_after_boot; }
+resources_released() { retry 60 resources_as_after_boot; }
 resources_as_after_boot() {
     rdma resource show >/run/lab/resources.now
     diff /run/lab/resources /run/lab/resources.now
@@ -126,9 +126,4 @@ cpu_ms() {
     sed 's/.*) //' "/proc/$1/stat" | awk '{ print ($12 + $13) * 10 }'
 }
 
-# By its path: busybox's programs that start others prefer busybox's own to the file of that name.
-as_nobody() {
-    as_nobody_program=$(command -v "$1")
-    shift
-    setuidgid nobody "$as_nobody_program" "$@"
-}
+as_nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
