@@ -1,0 +1,150 @@
+"""Runs the cases of the lab: every `cases/*.sh` on every kind of machine that it names.
+
+A case is a shell script for the guest. Its lines `# lab: key=value...` say where it runs, each value a
+list whose combinations are all run:
+
+    hosts    1 or 2                      (1) machines; with 2 the script runs in both, see $LAB_HOST
+    kernels  of kernels.py               (all)
+    libs     with, without               (with) libibverbs and librdmacm in the guest
+    alone    no, yes                     (no) cases are run one after the other in one boot, unless
+                                         they leave the machine in a state that others can't use
+    disks    none, ext4, xfs             (none); a plus sign takes both: ext4+xfs
+    nfs      no, yes                     (no)
+
+A case passes if its script exits with 0 in all its machines. A lab that can't be used is a failure.
+"""
+
+import dataclasses
+import re
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+
+import kernels
+import vm
+from paths import HERE, LabError
+
+DEFAULTS = {
+    "hosts": "1", "kernels": ",".join(kernels.SUITES), "libs": "with", "alone": "no",
+    "disks": "none", "nfs": "no",
+}
+ALLOWED = {
+    "hosts": {"1", "2"}, "kernels": set(kernels.SUITES), "libs": {"with", "without"},
+    "alone": {"no", "yes"}, "disks": {"none", "ext4", "xfs", "ext4+xfs"}, "nfs": {"no", "yes"},
+}
+# Guards against what hangs, wide enough for a host that is busy with other things.
+CASE_LIMIT_S = 300
+BOOT_LIMIT_S = 300
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Place:
+    """Cases of one place share a boot."""
+
+    kernel: str
+    hosts: str
+    libs: str
+    disks: str
+    nfs: str
+    alone: str
+
+
+def run(options, kernel, text):
+    """Runs the cases whose name has `text`, on one kernel or on all; the exit status."""
+    plan = _plan(kernel, text)
+    if not plan:
+        raise LabError(f"no case has {text!r} in its name and runs there: see tests/lab/cases")
+    begun = time.monotonic()
+    passed = []
+    print("seconds  kernel  hosts  libs     case", flush=True)
+    for place, cases in plan.items():
+        passed += _boot(options, place, cases)
+    seconds = time.monotonic() - begun
+    print(f"{sum(passed)} of {len(passed)} passed in the lab, in {seconds:.0f} s", flush=True)
+    return 0 if all(passed) else 1
+
+
+def _plan(kernel, text):
+    plan = {}
+    for path in sorted((HERE / "cases").glob("*.sh")):
+        for told in _headers(path):
+            lists = [told[key].split(",") for key in ("kernels", "hosts", "libs", "disks", "nfs")]
+            for values in product(*lists):
+                place = Place(*values, alone=path.stem if told["alone"] == "yes" else "")
+                cases = plan.setdefault(place, [])
+                if kernel in (None, place.kernel) and text in path.stem and path not in cases:
+                    cases.append(path)
+    plan = {place: cases for place, cases in plan.items() if cases}
+    order = list(kernels.SUITES)
+    return dict(sorted(plan.items(), key=lambda item: (order.index(item[0].kernel), item[0])))
+
+
+def _headers(path):
+    lines = re.findall(r"^# lab:(.*)$", path.read_text(), re.MULTILINE)
+    if not lines:
+        raise LabError(f"{path} has no line `# lab:`")
+    return [_header(path, line) for line in lines]
+
+
+def _header(path, line):
+    told = dict(DEFAULTS)
+    for word in line.split():
+        key, _, value = word.partition("=")
+        if set(value.split(",")) - ALLOWED.get(key, set()):
+            raise LabError(f"{path}: {word}: not understood")
+        told[key] = value
+    return told
+
+
+def _boot(options, place, cases):
+    """One boot with its cases, each a line of the table: whether each passed."""
+    options = dataclasses.replace(
+        options, kernel=place.kernel, rdma_libraries=place.libs == "with", nfs=place.nfs == "yes",
+        disks=() if place.disks == "none" else tuple(place.disks.split("+")),
+        timeout_s=BOOT_LIMIT_S + CASE_LIMIT_S * len(cases),
+    )
+    scripts = {f"lab/cases/{case.name}": case.read_text() for case in cases}
+    scripts["lab/run_cases"] = (HERE / "guest/run_cases").read_text()
+    command = f"exec sh /lab/run_cases {CASE_LIMIT_S} {' '.join(case.stem for case in cases)}\n"
+    names = ["a", "b"][: int(place.hosts)]
+    machines = [vm.Machine(name, command, scripts) for name in names]
+    heading = f"{place.kernel:6}  {place.hosts:5}  {place.libs:7}"
+    with tempfile.TemporaryDirectory(prefix="rdcp-lab-tests-") as folder:
+        share = Path(folder)
+        results = vm.run(machines, options, share, lambda name, line: None)
+        verdicts = []
+        for case in cases:
+            seconds, passed = 0.0, True
+            for name in names:
+                status, ms = _result(share / f"{case.stem}.{name}.result")
+                seconds = max(seconds, ms / 1000)
+                if status != 0:
+                    passed = False
+                    _show(case, name, place, status, share / f"{case.stem}.{name}.log")
+            print(f"{seconds:7.1f}  {heading}  {case.stem}{'' if passed else '   FAILED'}")
+            verdicts.append(passed)
+        boot_s = max(result.boot_s for result in results)
+        total_s = max(result.total_s for result in results)
+        ended = all(result.status == 0 for result in results)
+        note = "" if ended else "   FAILED: a machine did not end well"
+        print(f"{total_s:7.1f}  {heading}  = this boot, {boot_s:.1f} until it was up{note}", flush=True)
+        return [*verdicts, ended]
+
+
+def _result(path):
+    """Exit status (None if it never ended) and milliseconds of a case."""
+    try:
+        status, ms = path.read_text().split()
+        return int(status), int(ms)
+    except (OSError, ValueError):
+        return None, 0
+
+
+def _show(case, name, place, status, log):
+    ended = "did not end" if status is None else f"ended with {status}"
+    print(f"\n{case.stem} {ended} in host {name} on kernel {place.kernel}; what it printed:")
+    text = log.read_text(errors="replace") if log.exists() else "(nothing)\n"
+    for line in text.splitlines()[-60:]:
+        print(f"    {line}")
+    print(flush=True)
