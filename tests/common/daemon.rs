@@ -29,7 +29,27 @@ impl Daemon {
     /// log can be read.
     #[track_caller]
     pub(crate) fn start(args: &[OsString], environment: &[(&str, OsString)]) -> Self {
-        let mut child = Command::new(program("rdcpd"))
+        Self::start_by(Command::new(program("rdcpd")), args, environment)
+    }
+
+    /// The same under a limit of open files, as `ulimit` takes it: `-n 512`, `-Sn 100`.
+    #[track_caller]
+    pub(crate) fn start_limited(
+        limit: &str,
+        args: &[OsString],
+        environment: &[(&str, OsString)],
+    ) -> Self {
+        let mut shell = Command::new("sh");
+        shell
+            .arg("-c")
+            .arg(format!("ulimit {limit} && exec \"$0\" \"$@\""))
+            .arg(program("rdcpd"));
+        Self::start_by(shell, args, environment)
+    }
+
+    #[track_caller]
+    fn start_by(mut command: Command, args: &[OsString], environment: &[(&str, OsString)]) -> Self {
+        let mut child = command
             .args(["--log-format", "json"])
             .args(args)
             .env_clear()
@@ -108,6 +128,18 @@ impl Daemon {
 
     pub(crate) fn log(&self) -> String {
         self.log.lock().expect("no holder panics").join("\n")
+    }
+
+    /// Its soft and hard limit of open files.
+    pub(crate) fn file_limits(&self) -> (String, String) {
+        let limits = fs::read_to_string(format!("/proc/{}/limits", self.child.id()))
+            .expect("the daemon is running");
+        let line = limits
+            .lines()
+            .find_map(|line| line.strip_prefix("Max open files"));
+        let mut words = line.expect("the kernel tells it").split_whitespace();
+        let mut word = || words.next().expect("two limits").to_owned();
+        (word(), word())
     }
 
     /// Open descriptors.

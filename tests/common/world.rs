@@ -88,6 +88,23 @@ impl World {
         ])
     }
 
+    /// The same under a limit of open files; see [`Daemon::start_limited`].
+    #[track_caller]
+    pub(crate) fn serve_limited(&self, limit: &str) -> Daemon {
+        let mut export = OsString::from("data=");
+        export.push(self.path("export"));
+        export.push(":rw");
+        let args = [
+            "--state-dir".into(),
+            self.path("state").into_os_string(),
+            "--export".into(),
+            export,
+            "--listen".into(),
+            "127.0.0.1:0".into(),
+        ];
+        Daemon::start_limited(limit, &args, &self.environment())
+    }
+
     /// A daemon with these arguments, and with its state in this world.
     #[track_caller]
     pub(crate) fn serve_as(&self, args: &[OsString]) -> Daemon {
