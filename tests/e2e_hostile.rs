@@ -633,7 +633,13 @@ fn more_than_there_is_credit_for_ends_the_transfer() {
     }
     let mut peer = Hostile::connect(daemon.address());
     for _ in 0..4 {
-        peer.say(TransferId::random(), list("names"));
+        let id = TransferId::random();
+        peer.say(id, list("names"));
+        // It has its turn, and keeps it: there is more than it can say for this.
+        peer.say(id, credit(1, 0));
+        peer.expect("lines", |_, message| {
+            matches!(message, Message::Listing(_)).then_some(())
+        });
     }
     let waiting = TransferId::random();
     peer.say(waiting, list("names"));

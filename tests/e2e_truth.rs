@@ -25,8 +25,11 @@ fn mode(path: &Path) -> u32 {
 /// Outcomes by path, and the summary, of a copy with `--json`.
 fn outcomes(done: &Finished) -> (BTreeMap<String, String>, serde_json::Value) {
     let lines = done.json();
-    let files = lines.iter().filter(|line| line["type"] == "file");
-    let told = files.map(|line| {
+    let settled = ["file", "directory", "symlink"];
+    let entries = lines
+        .iter()
+        .filter(|line| settled.iter().any(|kind| line["type"] == *kind));
+    let told = entries.map(|line| {
         let text = |name: &str| line[name].as_str().unwrap().to_owned();
         (text("path"), text("outcome"))
     });
