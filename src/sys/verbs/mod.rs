@@ -24,6 +24,7 @@
 //!
 //! Nothing here knows files' meaning, sessions, or which peer is asked for what.
 
+pub mod cm;
 pub mod completion;
 pub mod context;
 pub mod device;
