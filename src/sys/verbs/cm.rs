@@ -482,7 +482,8 @@ impl Identifier {
         plain::check_errno(code).map_err(|error| self.error("establish a connection", error))
     }
 
-    /// Ends the connection. The queue pair is its owner's to take down.
+    /// Ends the connection, or agrees to its end after [`Event::Disconnected`]: without that the
+    /// other end hears of it only after a timeout. The queue pair is its owner's to take down.
     pub fn disconnect(&mut self) -> Result<(), Error> {
         // SAFETY: the identifier is alive.
         let code = unsafe { (self.cm().rdma_disconnect)(self.raw.as_ptr()) };
