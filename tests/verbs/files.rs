@@ -9,6 +9,8 @@ use rdcp::sys::verbs::{FileMapping, FileMode, FileRegion, WorkStatus, probe};
 use crate::fabric::{Fabric, pattern};
 use crate::{Outcome, chain};
 
+/// Where a mapping starts in the file, and a region in the mapping: on pages, and not.
+const STARTS: [(usize, usize); 3] = [(4096, 8192), (4096, 8192 + 1024), (4096 + 17, 8192 + 3)];
 const FILE_BYTES: usize = 1_000_003;
 
 pub(crate) fn served(fabric: &Fabric, directory: &str) -> Outcome {
@@ -30,7 +32,10 @@ fn all_modes(fabric: &Fabric, path: &Path, content: &[u8]) -> Outcome {
     ] {
         match is_there {
             Ok(()) => {
-                one_mode(fabric, &file, path, content, mode)?;
+                for start in STARTS {
+                    one_mode(fabric, &file, path, content, mode, start)
+                        .map_err(|error| format!("from {start:?}: {error}"))?;
+                }
                 lines.push(format!("{mode:?} read and compared"));
             }
             Err(error) => {
@@ -53,10 +58,11 @@ fn one_mode(
     path: &Path,
     content: &[u8],
     mode: FileMode,
+    start: (usize, usize),
 ) -> Result<(), Box<dyn Error>> {
     let mut pair = fabric.pair()?;
-    // From a byte that starts no page, to the file's end; of which the region is a part.
-    let (mapped, part) = (4096 + 17, 8192 + 3);
+    // To the file's end; the region is a part of the mapping.
+    let (mapped, part) = start;
     let mapping = FileMapping::new(file, mapped as u64, content.len() - mapped, true)?;
     let range = part..mapping.len();
     let region = FileRegion::new(pair.server.domain(), &mapping, range, mode)?;
@@ -72,7 +78,12 @@ fn one_mode(
         let finished = pair.finish()?;
         finished.outcome?;
         if finished.slot[..len] != expected[at..at + len] {
-            return Err(format!("{mode:?}: other bytes at {at}").into());
+            let differs = |index: &usize| finished.slot[*index] != expected[at + index];
+            let wrong: Vec<usize> = (0..len).filter(differs).collect();
+            let (address, count) = (remote.address + at as u64, wrong.len());
+            let (first, last) = (wrong[0], wrong[count - 1]);
+            let place = format!("{count} bytes from {first} to {last} of READ at {address:#x}");
+            return Err(format!("{mode:?}: other bytes: {place}").into());
         }
         at += len;
     }

@@ -329,7 +329,9 @@ pub struct FileSupport {
 }
 
 /// Tries to register the first page of `file`, which must not be empty: what works depends on the
-/// kernel, the device and the file system, and trying is the only way to know.
+/// kernel, the device and the file system, and trying is the only way to know. That a registration
+/// succeeds does not say that the device serves the right bytes: soft-RoCE of Linux 7.3 does not,
+/// from [`FileMode::OnDemand`], where a packet does not start on a page. A READ has to show that.
 pub fn probe(domain: &Arc<Domain>, file: &File) -> io::Result<FileSupport> {
     let page = rustix::param::page_size() as u64;
     let len = file.metadata()?.len().min(page);
