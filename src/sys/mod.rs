@@ -7,11 +7,14 @@
 //! - `reactor`: what a lane waits on; `ring` (unsafe: submission entries name memory) and
 //!   `readiness` (safe) are its two implementations.
 //! - `startup` (unsafe: it runs before `main`): whether the process has a standard output.
+//! - [`verbs`]: RDMA devices, memory regions and queue pairs; its own page tells its files.
 
 pub(crate) mod reactor;
 pub(crate) mod readiness;
 pub(crate) mod ring;
 pub mod startup;
+pub mod verbs;
+
 pub(crate) mod writeback;
 
 /// Fills an array from the kernel's random source.
