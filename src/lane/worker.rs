@@ -532,7 +532,7 @@ impl Worker {
             serving,
             ..
         } = attached;
-        self.reactor.retire(link.end());
+        self.reactor.retire(token, link.end());
         drop(serving);
         let lost: Vec<u64> = self
             .fetches
