@@ -95,6 +95,9 @@ impl SessionDomains {
 
     /// Lets the peer READ `len` bytes of `file` from `offset` on, which must all be there. Blocks
     /// while pages are read in, if they are to be pinned.
+    ///
+    /// `offset` and whatever the peer READs should begin with a page: soft-RoCE of Linux 7.3 answers
+    /// READs of [`FileAccess::OnDemand`] that begin within one with bytes of the next.
     pub fn register_file_window(
         &self,
         file: BorrowedFd<'_>,
