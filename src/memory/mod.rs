@@ -203,6 +203,13 @@ impl Slot {
         self.memory_mut().owner = 0;
     }
 
+    /// The pool that it goes back to, and that keeps its memory where it is.
+    pub(crate) fn pool(&self) -> Pool {
+        Pool {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
     /// Has `attachment`, which speaks of exactly this slot's memory, end with the slot.
     pub(crate) fn attach(&mut self, attachment: Box<dyn Attachment>) {
         self.attachments.push(attachment);

@@ -77,8 +77,9 @@ pub(crate) trait Reactor<F: AsFd> {
     /// Asks for one [`Event::Ready`], after a call on the socket would have waited.
     fn arm(&mut self, token: Token, socket: BorrowedFd<'_>, interest: Interest) -> io::Result<()>;
 
-    /// Closes a socket that was shut down, once nothing refers to its descriptor.
-    fn retire(&mut self, socket: OwnedFd);
+    /// Forgets what was armed for a socket that has ended, and closes it once nothing refers to its
+    /// descriptor.
+    fn retire(&mut self, token: Token, socket: OwnedFd);
 
     /// Starts a file operation. When it can't be taken now it comes back to be done some other way.
     fn post(&mut self, operation: FileOperation<F>) -> Result<(), FileOperation<F>>;

@@ -60,7 +60,7 @@ impl<F: AsFd> Reactor<F> for Readiness<F> {
         Ok(())
     }
 
-    fn retire(&mut self, socket: OwnedFd) {
+    fn retire(&mut self, _: Token, socket: OwnedFd) {
         // Should it fail, closing the last descriptor ends the registration as well.
         let _ = epoll::delete(&self.epoll, &socket);
     }

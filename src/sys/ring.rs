@@ -35,6 +35,7 @@ const KIND_READABLE: u64 = 0;
 const KIND_WRITABLE: u64 = TOKEN_END;
 const KIND_FILE: u64 = 2 * TOKEN_END;
 const KIND_WAKER: u64 = 3 * TOKEN_END;
+const KIND_REMOVAL: u64 = 4 * TOKEN_END;
 const KIND_MASK: u64 = !(TOKEN_END - 1);
 
 /// See the module's first paragraph.
@@ -189,6 +190,8 @@ impl<F: AsFd> Ring<F> {
                 self.waker.drain();
                 self.waker_armed = false;
             }
+            // The poll that it removed, if there was one, has answered for itself.
+            KIND_REMOVAL => {}
             _ => {
                 let index = usize::try_from(token).unwrap_or(usize::MAX);
                 let slot = self.operations.get_mut(index).and_then(Option::take);
@@ -218,7 +221,16 @@ impl<F: AsFd> Reactor<F> for Ring<F> {
         }
     }
 
-    fn retire(&mut self, socket: OwnedFd) {
+    fn retire(&mut self, token: Token, socket: OwnedFd) {
+        // A poll keeps the file open beyond its descriptor. A socket that was shut down ends it;
+        // nothing else that is waited for here does.
+        let removal = opcode::PollRemove::new(token | KIND_READABLE)
+            .build()
+            .user_data(KIND_REMOVAL);
+        // SAFETY: a removal names neither memory nor a descriptor.
+        if let Err(error) = unsafe { self.push(&removal) } {
+            tracing::debug!(%error, "a poll is left to its socket's end");
+        }
         self.retired.push(socket);
     }
 
@@ -296,6 +308,12 @@ mod tests {
     use std::fs::File;
     use std::io::Write as _;
     use std::os::unix::net::UnixStream;
+    use std::time::Instant;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    /// Before a test calls something hung.
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     type Made = (Arc<Waker>, Box<dyn Reactor<Arc<File>>>);
 
@@ -376,7 +394,29 @@ mod tests {
                     break;
                 }
             }
-            reactor.retire(far.into());
+            reactor.retire(5, far.into());
+        }
+    }
+
+    #[test]
+    fn what_is_retired_is_closed_though_it_was_armed() {
+        for (_, mut reactor) in reactors() {
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            reactor.add(5, reader.as_fd()).unwrap();
+            reactor.arm(5, reader.as_fd(), Interest::Readable).unwrap();
+            let mut events = Vec::new();
+            reactor.wait(false, &mut events).unwrap();
+            reactor.retire(5, reader);
+            let nobody_reads = || {
+                let mut ends = [PollFd::new(&writer, PollFlags::OUT)];
+                poll(&mut ends, Some(&Timespec::default())).unwrap();
+                ends[0].revents().contains(PollFlags::ERR)
+            };
+            let begin = Instant::now();
+            while !nobody_reads() {
+                assert!(begin.elapsed() < PATIENCE, "the reading end stays open");
+                reactor.wait(false, &mut events).unwrap();
+            }
         }
     }
 

@@ -49,7 +49,7 @@ pub use library::{Unavailable, cm_library, library};
 pub use queue_pair::{
     Destination, Finished, Initialise, PostError, QueuePair, Read, Receiving, Sending,
 };
-pub use region::{FileMapping, FileMode, FileRegion, FileSupport, RemoteMemory, probe};
+pub use region::{FileMapping, FileMode, FileRegion, FileSupport, Landing, RemoteMemory, probe};
 
 /// A verb that failed: what was tried, on which device, and the kernel's or library's answer as its
 /// source.

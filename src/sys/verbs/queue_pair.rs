@@ -21,12 +21,13 @@ use rdma_sys::{
     ibv_qp_type, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, rdma_t,
 };
 
+use super::Error;
 use super::completion::{Completion, CompletionQueue, Done, WorkError};
 use super::context::Mtu;
 use super::domain::Domain;
 use super::gid::Gid;
 use super::plain::{self, Plain};
-use super::{Error, region};
+use super::region::{self, Landing};
 use crate::memory::Slot;
 
 /// Deepest send queue: an index into it takes 16 bits of a work request's name.
@@ -126,6 +127,8 @@ pub enum PostError {
     NotConnected,
     /// The slot is not registered for landing in the queue pair's domain.
     NotRegistered,
+    /// The slot can't be registered for landing.
+    Unregistrable(Box<Error>),
     /// The range is not in the slot, or too long for a work request.
     OutOfRange,
     /// The device did not take it.
@@ -138,6 +141,7 @@ impl fmt::Display for PostError {
             Self::Full => f.write_str("the queue pair is full"),
             Self::NotConnected => f.write_str("the queue pair is not connected"),
             Self::NotRegistered => f.write_str("the slot is not registered for landing here"),
+            Self::Unregistrable(error) => write!(f, "{error}: {}", error.io()),
             Self::OutOfRange => f.write_str("the range is not in the slot"),
             Self::Failed(error) => write!(f, "the device did not take the work request: {error}"),
         }
@@ -169,6 +173,7 @@ pub struct QueuePair {
     /// left behind is not taken for one of its successor's.
     serial: u64,
     sends: bool,
+    landing: Option<Arc<Landing>>,
     /// Index = low bits of a work request's name. `None` is free and listed in `free`.
     posted: Vec<Option<Posted>>,
     free: Vec<u16>,
@@ -225,6 +230,7 @@ impl QueuePair {
             depth,
             serial: SERIAL_NEXT.fetch_add(1, Ordering::Relaxed),
             sends: false,
+            landing: None,
             posted,
             free: (0..=u16::MAX).take(depth as usize).rev().collect(),
             destroyed: false,
@@ -249,6 +255,13 @@ impl QueuePair {
     /// READs that can be posted now.
     pub fn room(&self) -> usize {
         self.free.len()
+    }
+
+    /// From now on slots need not be registered for landing: `landing`, which must be of the queue
+    /// pair's domain, does so at their first use.
+    pub fn land_in(&mut self, landing: &Arc<Landing>) {
+        debug_assert!(Arc::ptr_eq(landing.domain(), &self.domain));
+        self.landing = Some(Arc::clone(landing));
     }
 
     /// Reset to init.
@@ -333,8 +346,8 @@ impl QueuePair {
 
     /// Posts a READ. The slot is the queue pair's until the READ is finished; on an error
     /// everything comes back.
-    pub fn post_read(&mut self, read: Read) -> Result<(), (Read, PostError)> {
-        let Read { slot, range, .. } = &read;
+    pub fn post_read(&mut self, mut read: Read) -> Result<(), (Read, PostError)> {
+        let Read { slot, range, .. } = &mut read;
         let length = match u32::try_from(range.len()) {
             Ok(length) if range.start <= range.end && range.end <= slot.len() => length,
             _ => return Err((read, PostError::OutOfRange)),
@@ -342,8 +355,13 @@ impl QueuePair {
         if !self.sends {
             return Err((read, PostError::NotConnected));
         }
-        let Some(lkey) = region::landing_key(slot, &self.domain) else {
-            return Err((read, PostError::NotRegistered));
+        let lkey = match (region::landing_key(slot, &self.domain), &self.landing) {
+            (Some(lkey), _) => lkey,
+            (None, Some(landing)) => match landing.key(slot) {
+                Ok(lkey) => lkey,
+                Err(error) => return Err((read, PostError::Unregistrable(Box::new(error)))),
+            },
+            (None, None) => return Err((read, PostError::NotRegistered)),
         };
         let Some(index) = self.free.pop() else {
             return Err((read, PostError::Full));

@@ -1,8 +1,10 @@
 //! Registered memory: what a device may read for a peer, or write what a READ brought into.
 //!
-//! - A slot of a pool is registered in place, once per domain: [`register_landing`] for what READs
-//!   bring, [`register_serving`] for what a peer may read. The registration travels with the slot
-//!   through all its uses and ends when the slot is dropped, before its pool hands it on.
+//! - Slots that READs bring bytes into are registered in place, once per domain and for as long as
+//!   the domain's [`Landing`]. One slot alone: [`register_landing`].
+//! - A slot that a peer may read is registered by [`register_serving`]. The registration travels
+//!   with the slot through all its uses and ends when the slot is dropped, before its pool hands it
+//!   on.
 //! - A range of a file is mapped ([`FileMapping`]) and registered ([`FileRegion`]) for a peer's reads,
 //!   pinned or on demand. The mapping can't be read through here: a file that is cut shorter turns
 //!   the CPU's access into a signal. What a device serves of it may be stale (pinned) or end the
@@ -13,20 +15,21 @@
 //! Nothing here knows which peer is told a key.
 #![allow(unsafe_code)] // Registration hands addresses to a device.
 
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rdma_sys::{ibv_access_flags, ibv_mr};
 
 use super::domain::Domain;
 use super::{Error, plain};
-use crate::memory::{Attachment, Slot};
+use crate::memory::{Attachment, Pool, Slot};
 
 const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
 const REMOTE_READ: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
@@ -192,6 +195,70 @@ fn slot_registration<'slot>(
         .find(|attached| Arc::ptr_eq(&attached.registration.domain, domain))
 }
 
+/// Slots that READs of one domain's queue pairs bring bytes into, each registered at its first use
+/// and from then on, whoever uses it in between: nobody but a queue pair of the domain that owns the
+/// slot can make the device write there.
+pub struct Landing {
+    domain: Arc<Domain>,
+    /// By address. The pool keeps the memory mapped, so an address means the same for as long.
+    slots: Mutex<HashMap<usize, (Registration, Pool)>>,
+}
+
+impl Landing {
+    /// Without slots yet.
+    pub fn new(domain: &Arc<Domain>) -> Arc<Self> {
+        Arc::new(Self {
+            domain: Arc::clone(domain),
+            slots: Mutex::default(),
+        })
+    }
+
+    /// Where it registers.
+    pub fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    /// The local key of a slot, which is registered if it was not.
+    pub(super) fn key(&self, slot: &mut Slot) -> Result<u32, Error> {
+        let mut slots = self.slots();
+        let address = slot.as_ptr().addr();
+        if let Some((registration, _)) = slots.get(&address) {
+            return Ok(registration.lkey());
+        }
+        let (start, len) = (slot.as_mut_ptr().cast(), slot.len());
+        // SAFETY: the memory stays mapped while its pool lives, which stands beside the
+        // registration and is dropped after it, or leaked if the registration does not end. Bytes
+        // are written to it only while a queue pair owns the slot.
+        let registration = unsafe { Registration::new(&self.domain, start, len, LOCAL_WRITE) }?;
+        let key = registration.lkey();
+        slots.insert(address, (registration, slot.pool()));
+        Ok(key)
+    }
+
+    fn slots(&self) -> MutexGuard<'_, HashMap<usize, (Registration, Pool)>> {
+        // Whole between any two statements.
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        for (_, (mut registration, pool)) in self.slots().drain() {
+            if !registration.end() {
+                std::mem::forget(pool);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Landing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Landing")
+            .field("slots", &self.slots().len())
+            .finish_non_exhaustive()
+    }
+}
+
 /// The local key with which queue pairs of `domain` write into `slot`, if it was registered so.
 pub(super) fn landing_key(slot: &Slot, domain: &Arc<Domain>) -> Option<u32> {
     slot_registration(slot, domain)
@@ -208,7 +275,7 @@ impl FileMapping {
     /// Maps `len` bytes from `offset` on, any byte, of a file that is open for reading.
     /// `populate` reads the pages in at once, which pinning would do one by one. The file must
     /// reach to the range's end, else registration fails.
-    pub fn new(file: &File, offset: u64, len: usize, populate: bool) -> io::Result<Arc<Self>> {
+    pub fn new(file: impl AsFd, offset: u64, len: usize, populate: bool) -> io::Result<Arc<Self>> {
         if len == 0 {
             let why = "a mapping of no bytes";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
@@ -218,7 +285,7 @@ impl FileMapping {
         if populate {
             options.populate();
         }
-        let map = options.map_raw_read_only(file)?;
+        let map = options.map_raw_read_only(file.as_fd().as_raw_fd())?;
         Ok(Arc::new(Self { map }))
     }
 
@@ -332,10 +399,10 @@ pub struct FileSupport {
 /// kernel, the device and the file system, and trying is the only way to know. That a registration
 /// succeeds does not say that the device serves the right bytes: soft-RoCE of Linux 7.3 does not,
 /// from [`FileMode::OnDemand`], where a packet does not start on a page. A READ has to show that.
-pub fn probe(domain: &Arc<Domain>, file: &File) -> io::Result<FileSupport> {
-    let page = rustix::param::page_size() as u64;
-    let len = file.metadata()?.len().min(page);
-    let len = usize::try_from(len).unwrap_or(0);
+pub fn probe(domain: &Arc<Domain>, file: impl AsFd) -> io::Result<FileSupport> {
+    let page = rustix::param::page_size();
+    let len = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+    let len = len.min(page);
     let mapping = FileMapping::new(file, 0, len, true)?;
     let attempt = |mode| FileRegion::new(domain, &mapping, 0..len, mode).map(drop);
     Ok(FileSupport {
