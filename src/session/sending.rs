@@ -20,7 +20,7 @@ use crate::engine::{Event, Sender};
 use crate::ids::{EntryId, RegionId, RemoteKey};
 use crate::integrity::{ChunkHasher, HashPlan, Sha256Ahead, Sha256State};
 use crate::lane::{LaneEvent, RegionTable, Served, ServedRegion};
-use crate::limits::GRANT_EXTENTS_MAX;
+use crate::limits::{GRANT_EXTENTS_MAX, WINDOW_BYTES};
 use crate::memory::{Pool, Slot};
 use crate::storage::SourceFile;
 use crate::storage::source::{OpenSource, Source};
@@ -227,6 +227,7 @@ impl Driver {
                     let opened = OpenedFile {
                         version: file.version,
                         len: file.len,
+                        window_bytes: WINDOW_BYTES,
                     };
                     let ahead = Ahead::Idle(Some(Sha256Ahead::new()));
                     self.files.insert(
@@ -523,7 +524,8 @@ fn expose_to(regions: &RegionTable, served: ServedRegion, run: &mpsc::UnboundedS
     }
 }
 
-/// Reads a chunk afresh and computes its value.
+/// Reads a chunk afresh and computes its value; then looks whether the file is still the version
+/// that was opened. Without a hash nothing else tells that the chunk is not what it was.
 fn rehash(
     source: &Source,
     file: &OpenSource,
@@ -552,6 +554,12 @@ fn rehash(
     hash_range(&*file.file, range, &mut buffer, |piece| {
         hasher.update(piece)
     })?;
+    if !source.unchanged(&*file.file, file.version) {
+        return Err(Fault::new(
+            FaultCode::SourceChanged,
+            "the file was changed while it was copied; copy it again",
+        ));
+    }
     Ok(hasher.finish().unwrap_or_default())
 }
 
