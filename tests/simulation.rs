@@ -17,6 +17,8 @@ mod pair;
 mod plan;
 #[path = "simulation/random.rs"]
 mod random;
+#[path = "simulation/ways.rs"]
+mod ways;
 
 use std::collections::BTreeSet;
 
@@ -49,6 +51,11 @@ struct Coverage {
     cut_short: u64,
     repairs: u64,
     published: u64,
+    /// Fetches over rails, over tcp in sessions that have rails, and those that ended a connection
+    /// by a remote access error.
+    railed: u64,
+    stood_in: u64,
+    denied: u64,
     faults: BTreeSet<String>,
 }
 
@@ -59,6 +66,9 @@ fn run(seed: u64, coverage: &mut Coverage) {
     pair.check_end();
     coverage.steps += pair.steps;
     coverage.repairs += pair.repairs;
+    coverage.railed += pair.railed;
+    coverage.stood_in += pair.stood_in;
+    coverage.denied += pair.denied.values().sum::<u64>();
     let end = pair.receiver_end.as_ref().unwrap();
     *if end.fault.is_none() {
         &mut coverage.finished
@@ -87,6 +97,8 @@ fn every_seed_ends_as_its_plan_allows() {
     if seeds >= 1000 {
         assert!(coverage.finished > seeds / 3 && coverage.cut_short > seeds / 20);
         assert!(coverage.repairs > seeds / 4 && coverage.published > seeds);
+        assert!(coverage.railed > seeds && coverage.stood_in > seeds / 4);
+        assert!(coverage.denied > seeds / 20);
         for fault in [
             "Denied",
             "Exists",

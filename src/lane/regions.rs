@@ -4,6 +4,7 @@
 //! per READ. A region that was removed lives on until the last READ that found it is over, and
 //! says so when it goes. Nothing here knows how bytes are moved.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -101,8 +102,19 @@ impl RegionTable {
 
     /// Lets the peer read `region`. READs that arrive after this call find it.
     pub fn expose(&self, region: ServedRegion) {
+        self.expose_with(region, None);
+    }
+
+    /// Like [`Self::expose`], for a region that others than the lanes can read as well: what lets them
+    /// is dropped when the region goes, before its memory and before that is told.
+    pub fn expose_held(&self, region: ServedRegion, hold: Box<dyn Any + Send + Sync>) {
+        self.expose_with(region, Some(hold));
+    }
+
+    fn expose_with(&self, region: ServedRegion, hold: Option<Box<dyn Any + Send + Sync>>) {
         let (id, key) = (region.region, region.key);
         let exposed = Arc::new(Exposed {
+            _hold: hold,
             region,
             read_way: OnceLock::new(),
             advised_until: AtomicU64::new(0),
@@ -172,6 +184,8 @@ impl fmt::Debug for RegionTable {
 
 /// A region in use: by its table, and by every READ that found it there.
 pub(super) struct Exposed {
+    /// The first field: it goes before what it lets others read.
+    _hold: Option<Box<dyn Any + Send + Sync>>,
     pub(super) region: ServedRegion,
     /// How its file is read. Unset: by trying without waiting, and posting what would wait.
     pub(super) read_way: OnceLock<ReadWay>,

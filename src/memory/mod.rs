@@ -13,7 +13,10 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use memmap2::MmapMut;
+use memmap2::{Advice, MmapMut};
+
+/// Slots from this size on are offered huge pages: the usual size of one.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Whose bytes a slot held last: any number that names a session, 0 for nobody.
 pub type Owner = u64;
@@ -113,10 +116,7 @@ impl Pool {
     /// that a peer of that owner can read beyond what was filled.
     pub fn take_for(&self, owner: Owner) -> Option<Slot> {
         let mut slot = self.take()?;
-        if slot.owner() != owner {
-            slot.zero();
-            slot.memory_mut().owner = owner;
-        }
+        slot.adopt(owner);
         Some(slot)
     }
 
@@ -178,7 +178,13 @@ impl Shared {
 
 impl Memory {
     fn map(bytes: usize) -> io::Result<Self> {
-        MmapMut::map_anon(bytes).map(|map| Self { map, owner: 0 })
+        let map = MmapMut::map_anon(bytes)?;
+        if bytes >= HUGE_PAGE_BYTES {
+            // Fewer pages to fault in, to pin and for an adapter to look up. Only a wish: some kernels
+            // have none.
+            let _ = map.advise(Advice::HugePage);
+        }
+        Ok(Self { map, owner: 0 })
     }
 }
 
@@ -195,6 +201,15 @@ impl Slot {
     /// Whose bytes it holds, as told to [`Pool::take_for`].
     pub fn owner(&self) -> Owner {
         self.memory.as_ref().map_or(0, |memory| memory.owner)
+    }
+
+    /// Makes it a slot for bytes of `owner`, as [`Pool::take_for`] hands out. For large slots, which
+    /// are better zeroed where that may take a while.
+    pub fn adopt(&mut self, owner: Owner) {
+        if self.owner() != owner {
+            self.zero();
+            self.memory_mut().owner = owner;
+        }
     }
 
     /// Overwrites all of it with zeros and forgets its owner.

@@ -1,4 +1,4 @@
-//! What one process shares among all its sessions: the lanes, the workers and pack memory.
+//! What one process shares among all its sessions: the lanes, the workers and memory to serve from.
 //!
 //! Started at first use and kept until the process ends, so that threads do not grow with clients,
 //! servers or sessions.
@@ -8,20 +8,20 @@ use std::sync::OnceLock;
 
 use tokio::sync::Notify;
 
+use super::exposing::ServingMemory;
 use crate::error::{Error, ErrorKind};
 use crate::lane::{LaneOptions, Lanes};
 use crate::limits::PACK_BYTES_MAX;
 use crate::memory::Pool;
 use crate::workers::Workers;
 
-/// Lanes, workers, and the memory of packs.
+/// Lanes, workers, and memory to serve from.
 #[derive(Clone)]
 pub(crate) struct Machinery {
     pub(crate) lanes: Lanes,
     pub(crate) workers: Workers,
-    /// Slots that packs are laid in, for all transfers together, made by [`pack_pool`]. Each session
-    /// has one more of its own, so that none waits for another.
-    pub(crate) packs: Pool,
+    /// Memory for what is served, for all transfers together.
+    pub(crate) serving: ServingMemory,
 }
 
 /// Packs of all transfers at once, beside each session's own: 64 MiB.
@@ -35,19 +35,29 @@ const WORKERS_MAX: usize = 16;
 #[allow(clippy::cast_possible_truncation, reason = "1 MiB fits every usize")]
 const PACK_SLOT_BYTES: usize = PACK_BYTES_MAX as usize;
 
-/// Told when a slot of any pack pool comes back that somebody missed.
-static PACK_RETURNED: Notify = Notify::const_new();
+/// Told when memory for what is served comes back that somebody missed.
+static RETURNED: Notify = Notify::const_new();
 
-/// Slots that packs are laid in. Whoever finds none waits for [`pack_returned`].
+/// Slots that packs are laid in.
 pub(crate) fn pack_pool(slots_max: usize) -> Pool {
-    let tell = Box::new(|| PACK_RETURNED.notify_waiters());
-    Pool::with_hook(PACK_SLOT_BYTES, slots_max, tell)
+    serving_pool(PACK_SLOT_BYTES, slots_max)
 }
 
-/// Completes when a slot comes back to any [`pack_pool`] after somebody found it empty. What comes
-/// back from the moment of the call on counts, so call it before looking for a slot.
-pub(crate) fn pack_returned() -> impl Future<Output = ()> {
-    PACK_RETURNED.notified()
+/// Slots that are served from. Whoever finds none waits for [`memory_returned`].
+pub(crate) fn serving_pool(slot_bytes: usize, slots_max: usize) -> Pool {
+    Pool::with_hook(slot_bytes, slots_max, Box::new(tell_returned))
+}
+
+/// Wakes all who wait for [`memory_returned`].
+pub(crate) fn tell_returned() {
+    RETURNED.notify_waiters();
+}
+
+/// Completes when a slot comes back to any [`serving_pool`] after somebody found it empty, or
+/// registered bytes come back. What comes back from the moment of the call on counts, so call it
+/// before looking for memory.
+pub(crate) fn memory_returned() -> impl Future<Output = ()> {
+    RETURNED.notified()
 }
 
 static MACHINERY: OnceLock<Result<Machinery, String>> = OnceLock::new();
@@ -75,7 +85,7 @@ fn start() -> std::io::Result<Machinery> {
     Ok(Machinery {
         lanes: Lanes::start(&LaneOptions::default())?,
         workers: Workers::start(workers.unwrap_or(NonZeroUsize::MIN))?,
-        packs: pack_pool(PACKS_MAX),
+        serving: ServingMemory::new(PACKS_MAX),
     })
 }
 
@@ -90,7 +100,7 @@ mod tests {
         let (own, other) = (pack_pool(1), pack_pool(1));
         let held = own.take_for(1).unwrap();
         // Begun before the look, so what comes back in between is not lost.
-        let waits = [pack_returned(), pack_returned()];
+        let waits = [memory_returned(), memory_returned()];
         assert!(own.take_for(1).is_none());
         assert!(other.take_for(2).is_some());
         drop(held);

@@ -15,6 +15,8 @@
 
 pub mod control;
 pub mod data;
+pub mod exposing;
+mod hashing;
 pub mod host_key;
 pub mod known_hosts;
 pub mod tls;

@@ -15,10 +15,9 @@ use tokio::time::Instant;
 use crate::engine::LaneId;
 use crate::ids::{RegionId, SessionId, TransferId};
 use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, RegionTable};
-use crate::memory::{Pool, Slot};
 use crate::session::control::{ControlError, ControlWriter};
 use crate::session::data::ConnectionKeys;
-use crate::session::machinery::pack_pool;
+use crate::session::exposing::SessionMemory;
 use crate::wire::message::Envelope;
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -60,8 +59,7 @@ pub(crate) struct Peer {
     routes: RwLock<Routes>,
     connections: Mutex<Connections>,
     lost: Notify,
-    /// One slot for packs: with it the session goes on whatever others hold.
-    own_pack: Pool,
+    memory: Arc<SessionMemory>,
     over: watch::Sender<Option<Fault>>,
 }
 
@@ -151,7 +149,7 @@ impl Peer {
             routes: RwLock::new(Routes::new()),
             connections: Mutex::default(),
             lost: Notify::new(),
-            own_pack: pack_pool(1),
+            memory: SessionMemory::new(id.0),
             over: watch::Sender::new(None),
         })
     }
@@ -190,12 +188,9 @@ impl Peer {
         })
     }
 
-    /// A slot to lay a pack in: the session's own one if it is free, else one of `shared`.
-    pub(crate) fn pack_slot(&self, shared: &Pool) -> Option<Slot> {
-        let owner = self.id.0;
-        self.own_pack
-            .take_for(owner)
-            .or_else(|| shared.take_for(owner))
+    /// The session's own memory to serve from.
+    pub(crate) fn memory(&self) -> &Arc<SessionMemory> {
+        &self.memory
     }
 
     /// Since when no transfer has had a seat; nothing while one has.

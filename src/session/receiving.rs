@@ -10,7 +10,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
 
+use super::exposing::RENEWAL_PAUSE;
 use super::peer::{Inbound, Seat};
 use super::remarks::Remarks;
 use super::watch::{Attention, Ended, Watch};
@@ -139,6 +141,8 @@ impl Receiving {
             remarks: Remarks::default(),
             untold: Vec::new(),
         };
+        let mut renewals = tokio::time::interval(RENEWAL_PAUSE);
+        renewals.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             if let Some(ended) = driver.carry_out().await {
                 return ended;
@@ -172,6 +176,10 @@ impl Receiving {
                     Attention::DropConnections => driver.seat.peer.drop_connections(),
                     Attention::GiveUp => return driver.watch.given_up(),
                 },
+                // Nothing else may be there to say while a disk or a rail is slow.
+                _ = renewals.tick(), if driver.engine.holds_regions() => {
+                    driver.seat.say(Message::Credit { pages: 0, region_bytes: 0 });
+                }
             }
         }
     }
@@ -222,7 +230,8 @@ impl Driver {
                 Ok(landed.digest)
             }
             Err(FetchError::ConnectionLost) => Err(FetchFailure::Lost),
-            Err(FetchError::Refused(_) | FetchError::Access) => Err(FetchFailure::Remote),
+            Err(FetchError::Refused(_)) => Err(FetchFailure::Remote),
+            Err(FetchError::Access) => Err(FetchFailure::Access),
             Err(FetchError::Storage(error)) => {
                 Err(FetchFailure::Storage(self.write_fault(target, error)))
             }

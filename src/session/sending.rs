@@ -2,36 +2,40 @@
 //! what comes back.
 //!
 //! In: messages and lane events from the seat, results of jobs. Out: messages, regions that the
-//! peer may read, events. Walking, opening, filling packs and hashing ahead run on the workers;
-//! serving READs is the lanes' work; the rest is this task.
+//! peer may read, events. What regions are made of is [`super::exposing`]'s affair. Walking, opening,
+//! exposing and hashing run on the workers; serving READs is the lanes' and the adapters' work; the
+//! rest is this task.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use std::time::{Duration, Instant};
 
-use super::machinery::{Machinery, pack_returned};
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+
+use super::exposing::rails::Way;
+use super::exposing::{Exposing, Made, Opened};
+use super::hashing::{hash_on, read_fault, rehash};
+use super::machinery::{Machinery, memory_returned};
 use super::peer::{Inbound, Seat};
 use super::receiving::panic_message;
 use super::remarks::Remarks;
 use super::watch::{Attention, Ended, Watch};
-use crate::engine::sender::{ExposedWindow, FilledPack, Input, OpenedFile, Output, SenderOptions};
+use crate::engine::sender::{ExposedWindow, FilledPack, Input, Output, SenderOptions};
 use crate::engine::{Event, Sender};
-use crate::ids::{EntryId, RegionId, RemoteKey};
-use crate::integrity::{ChunkHasher, HashPlan, Sha256Ahead, Sha256State};
-use crate::lane::{LaneEvent, RegionTable, Served, ServedRegion};
-use crate::limits::GRANT_EXTENTS_MAX;
-use crate::memory::{Pool, Slot};
-use crate::storage::SourceFile;
+use crate::ids::{EntryId, RegionId};
+use crate::integrity::Sha256Ahead;
+use crate::lane::LaneEvent;
 use crate::storage::source::{OpenSource, Source};
-use crate::units::{ByteRange, ChunkIndex, ChunkSize};
-use crate::wire::message::{HashKind, ManifestPage, RegionKey};
+use crate::units::{ChunkIndex, ChunkSize};
+use crate::wire::message::{HashKind, ManifestPage};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
 
-/// Bytes that are read at a time where a file is hashed outside the lanes.
-const HASH_PIECE_BYTES: usize = 256 << 10;
+/// How often it is looked whether the peer is still heard of.
+const LEASE_LOOK: Duration = Duration::from_secs(5);
 
 /// What a sending run needs.
 pub(crate) struct Sending {
@@ -44,30 +48,31 @@ pub(crate) struct Sending {
 
 struct Driver {
     seat: Seat,
-    workers: Workers,
+    jobs: Jobs,
     source: Arc<Source>,
     hash: HashKind,
     chunk: ChunkSize,
     engine: Sender,
+    exposing: Exposing,
     watch: Watch,
     /// The session is over, which counts only after what was said before has been acted on: the
     /// last words of a run and those of its session often come together.
     over: Option<Fault>,
-    results: mpsc::UnboundedSender<Done>,
     files: HashMap<EntryId, Open>,
-    /// Memory of packs that all sessions share, beside what ours has of its own.
-    packs: Pool,
-    /// Regions that are or will be in the session's table. A run that ends early takes them out:
-    /// the session and its memory live on.
-    exposed: HashSet<RegionId>,
-    /// Packs that wait for memory.
-    waiting: VecDeque<WaitingPack>,
     remarks: Remarks,
+}
+
+/// The way to the workers, and back from them.
+#[derive(Clone)]
+pub(super) struct Jobs {
+    workers: Workers,
+    results: mpsc::UnboundedSender<Done>,
 }
 
 /// A big file that is served.
 struct Open {
     file: Arc<OpenSource>,
+    way: Way,
     ahead: Ahead,
 }
 
@@ -79,20 +84,16 @@ enum Ahead {
     Running(Option<ChunkIndex>),
 }
 
-/// A pack that waits for memory.
-struct WaitingPack {
-    region: RegionId,
-    entries: Vec<EntryId>,
-    capacity: u64,
-}
-
 /// What a job reports.
-enum Done {
+pub(super) enum Done {
     Input(Input),
     Page(Result<ManifestPage, Fault>),
-    Opened(EntryId, Result<OpenSource, Fault>),
-    PackFilled(RegionId, FilledPack),
-    Exposed(RegionId, Result<ExposedWindow, Fault>),
+    Opened(EntryId, Result<Opened, Fault>),
+    /// With how adapters can read it, if they can.
+    PackFilled(RegionId, FilledPack, Option<Way>),
+    Exposed(RegionId, Result<(ExposedWindow, Made), Fault>),
+    /// The values of a window's chunks were told as far as they can be had.
+    HashedWindow,
     /// Hashing ahead came this far, or failed.
     Ahead(EntryId, Result<Sha256Ahead, Fault>),
     Panicked(String),
@@ -103,40 +104,38 @@ impl Sending {
     /// the ledger.
     pub(crate) async fn run(self) -> Ended {
         let (results, job_results) = mpsc::unbounded_channel();
+        let jobs = Jobs::new(self.machinery.workers, results);
+        let exposing = Exposing::new(
+            Arc::clone(self.seat.peer.memory()),
+            self.machinery.serving,
+            self.seat.regions(),
+            Arc::clone(&self.source),
+            (self.options.hash, self.options.chunk),
+            jobs.clone(),
+        );
         let mut driver = Driver {
             seat: self.seat,
-            workers: self.machinery.workers,
+            jobs,
+            exposing,
             source: self.source,
             hash: self.options.hash,
             chunk: self.options.chunk,
             engine: Sender::new(self.options),
             watch: self.watch,
             over: None,
-            results,
             files: HashMap::new(),
-            packs: self.machinery.packs,
-            exposed: HashSet::new(),
-            waiting: VecDeque::new(),
             remarks: Remarks::default(),
         };
         driver.run(job_results).await
     }
 }
 
-impl Drop for Driver {
-    fn drop(&mut self) {
-        // The results are closed by now, so a job that exposes one later takes it out itself.
-        let regions = self.seat.regions();
-        for region in self.exposed.drain() {
-            regions.revoke(region);
-        }
-    }
-}
-
 impl Driver {
     async fn run(&mut self, mut job_results: mpsc::UnboundedReceiver<Done>) -> Ended {
+        let mut looks = tokio::time::interval(LEASE_LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let pack_returned = pack_returned();
+            let memory_returned = memory_returned();
             if let Some(ended) = self.carry_out().await {
                 return ended;
             }
@@ -170,7 +169,12 @@ impl Driver {
                     Attention::GiveUp => return self.watch.given_up(),
                 },
                 // Only then, so that a slot wakes nobody who has no use for it.
-                () = pack_returned, if !self.waiting.is_empty() => {}
+                () = memory_returned, if self.exposing.is_waiting() => {}
+                _ = looks.tick() => {
+                    for failed in self.exposing.end_leases(Instant::now()) {
+                        self.engine.handle(failed);
+                    }
+                }
             }
         }
     }
@@ -181,6 +185,12 @@ impl Driver {
     }
 
     fn inbound(&mut self, inbound: Inbound) {
+        if let Inbound::Message(message) = &inbound {
+            self.exposing.heard();
+            if is_renewal(message) {
+                return;
+            }
+        }
         self.watch.progressed();
         let input = match inbound {
             // The server took the request; the engine hears from its peer itself.
@@ -214,7 +224,9 @@ impl Driver {
                     entry,
                     fault: read_fault(&error),
                 },
-                LaneEvent::Revoked { region } => Input::Unexposed { region },
+                LaneEvent::Revoked { region } if self.exposing.revoked(region) => {
+                    Input::Unexposed { region }
+                }
                 _ => return,
             },
         };
@@ -233,30 +245,37 @@ impl Driver {
                 Input::Page(page)
             }
             Done::Opened(entry, result) => {
-                let result = result.map(|file| {
-                    let opened = OpenedFile {
-                        version: file.version,
-                        len: file.len,
+                let result = result.map(|opened| {
+                    let told = self.exposing.told(&opened);
+                    let Opened { file, way } = opened;
+                    let open = Open {
+                        file: Arc::new(file),
+                        way,
+                        ahead: Ahead::Idle(Some(Sha256Ahead::new())),
                     };
-                    let ahead = Ahead::Idle(Some(Sha256Ahead::new()));
-                    self.files.insert(
-                        entry,
-                        Open {
-                            file: Arc::new(file),
-                            ahead,
-                        },
-                    );
-                    opened
+                    self.files.insert(entry, open);
+                    told
                 });
                 Input::Opened { entry, result }
             }
-            Done::PackFilled(region, pack) => {
-                if pack.len == 0 {
-                    self.exposed.remove(&region);
-                }
+            Done::PackFilled(region, pack, way) => {
+                self.exposing.filled(region, pack.len > 0, way);
                 Input::PackFilled { region, pack }
             }
-            Done::Exposed(region, result) => Input::Exposed { region, result },
+            Done::Exposed(region, Ok((window, made))) => {
+                self.exposing.exposed(region, Some(made));
+                let result = Ok(window);
+                Input::Exposed { region, result }
+            }
+            Done::Exposed(region, Err(fault)) => {
+                self.exposing.exposed(region, None);
+                let result = Err(fault);
+                Input::Exposed { region, result }
+            }
+            Done::HashedWindow => {
+                self.exposing.hashed_window();
+                return None;
+            }
             Done::Ahead(entry, Ok(state)) => {
                 let next = self.files.get_mut(&entry).and_then(|open| {
                     let next = match open.ahead {
@@ -281,48 +300,45 @@ impl Driver {
     async fn carry_out(&mut self) -> Option<Ended> {
         while let Some(output) = self.engine.poll() {
             match output {
-                Output::Send(message) => self.seat.say(message),
+                Output::Send(message) => self.say(message),
                 Output::NextPage => {
                     let source = Arc::clone(&self.source);
-                    self.job(move || Done::Page(source.next_page().map_err(|error| error.fault())));
+                    self.jobs
+                        .run(move || Done::Page(source.next_page().map_err(|error| error.fault())));
                 }
-                Output::Open { entry } => {
-                    let source = Arc::clone(&self.source);
-                    self.job(move || {
-                        Done::Opened(
-                            entry,
-                            source.open_file(entry).map_err(|error| error.fault()),
-                        )
-                    });
-                }
+                Output::Open { entry } => self.exposing.open(entry),
                 Output::FillPack {
                     region,
                     entries,
                     capacity,
-                } => {
-                    self.waiting.push_back(WaitingPack {
-                        region,
-                        entries,
-                        capacity,
-                    });
-                }
+                } => self.exposing.fill_pack(region, entries, capacity),
                 Output::Expose {
                     region,
                     entry,
                     range,
-                    file_len,
-                } => {
-                    self.expose(region, entry, range, file_len);
-                }
+                    ..
+                } => match self.files.get(&entry) {
+                    Some(open) => {
+                        let file = Arc::clone(&open.file);
+                        self.exposing.expose((region, entry), file, open.way, range);
+                    }
+                    None => {
+                        let fault =
+                            Fault::new(FaultCode::Internal, "no open file belongs to the entry");
+                        let result = Err(fault);
+                        self.engine.handle(Input::Exposed { region, result });
+                    }
+                },
                 Output::HashAhead { entry, upto } => self.hash_ahead(entry, upto),
                 Output::Unexpose { region } => {
-                    self.exposed.remove(&region);
-                    self.seat.regions().revoke(region);
+                    if let Some(input) = self.exposing.unexpose(region) {
+                        self.engine.handle(input);
+                    }
                 }
                 Output::Check { entry } => {
                     let file = self.files.get(&entry).map(|open| Arc::clone(&open.file));
                     let source = Arc::clone(&self.source);
-                    self.job(move || {
+                    self.jobs.run(move || {
                         let same =
                             file.is_some_and(|file| source.unchanged(&*file.file, file.version));
                         Done::Input(Input::Checked { entry, same })
@@ -348,7 +364,7 @@ impl Driver {
                 }
             }
         }
-        self.fill_packs();
+        self.exposing.advance();
         None
     }
 
@@ -364,120 +380,18 @@ impl Driver {
         self.watch.event(event).await;
     }
 
-    /// Runs a blocking call on the workers; what it reports comes back by the results.
-    fn job(&mut self, job: impl FnOnce() -> Done + Send + 'static) {
-        let results = self.results.clone();
-        self.workers.submit(move || {
-            let done = catch_unwind(AssertUnwindSafe(job))
-                .unwrap_or_else(|panic| Done::Panicked(panic_message(&*panic)));
-            let _ = results.send(done);
-        });
-    }
-
-    /// Fills the packs that there is memory for. Called whenever something happened, and when memory
-    /// comes back that somebody missed.
-    fn fill_packs(&mut self) {
-        while !self.waiting.is_empty() {
-            let slot = self.seat.peer.pack_slot(&self.packs);
-            let (Some(slot), Some(pack)) = (slot, self.waiting.pop_front()) else {
-                return;
-            };
-            self.fill_pack(pack, slot);
-        }
-    }
-
-    fn fill_pack(&mut self, pack: WaitingPack, mut slot: Slot) {
-        let WaitingPack {
-            region,
-            entries,
-            capacity,
-        } = pack;
-        let source = Arc::clone(&self.source);
-        let regions = self.seat.regions();
-        let results = self.results.clone();
-        self.exposed.insert(region);
-        self.job(move || {
-            let room = usize::try_from(capacity)
-                .unwrap_or(usize::MAX)
-                .min(slot.len());
-            let filled = source.fill_pack(&entries, &mut slot[..room]);
-            let mut pack = FilledPack {
-                len: filled.used_len,
-                keys: Vec::new(),
-                parts: filled.parts,
-                digests: filled.digests,
-                failed: filled.failed,
-                left: filled.unfit,
-            };
-            if pack.len > 0 {
-                let key = random_key();
-                let content = Served::Memory {
-                    slot: Arc::new(slot),
-                    len: pack.len,
-                };
-                let served = ServedRegion {
-                    region,
-                    key,
-                    content,
-                };
-                expose_to(&regions, served, &results);
-                pack.keys.push(RegionKey {
-                    rail: 0,
-                    address: 0,
-                    key,
-                });
-            }
-            Done::PackFilled(region, pack)
-        });
-    }
-
-    fn expose(&mut self, region: RegionId, entry: EntryId, range: ByteRange, file_len: u64) {
-        let Some(file) = self.files.get(&entry).map(|open| Arc::clone(&open.file)) else {
-            let fault = Fault::new(FaultCode::Internal, "no open file belongs to the entry");
-            self.engine.handle(Input::Exposed {
-                region,
-                result: Err(fault),
-            });
-            return;
+    fn say(&mut self, message: Message) {
+        let granted = match &message {
+            Message::Grant(grant) => Some(grant.region),
+            _ => None,
         };
-        let hash = (self.hash == HashKind::Blake3).then_some(self.chunk);
-        let source = Arc::clone(&self.source);
-        let regions = self.seat.regions();
-        let results = self.results.clone();
-        self.exposed.insert(region);
-        self.job(move || {
-            let extents = source.extents(&file, range, GRANT_EXTENTS_MAX);
-            let key = random_key();
-            let content = Served::File {
-                file: Arc::clone(&file.file),
-                entry,
-                file_offset: range.start,
-                len: range.len(),
-                file_len,
-                hash,
-            };
-            let served = ServedRegion {
-                region,
-                key,
-                content,
-            };
-            expose_to(&regions, served, &results);
-            let keys = vec![RegionKey {
-                rail: 0,
-                address: 0,
-                key,
-            }];
-            let hole_end = match extents.is_empty() {
-                true => source.next_data(&file, range.end),
-                false => range.end,
-            };
-            let window = ExposedWindow {
-                keys,
-                extents,
-                hole_end,
-            };
-            Done::Exposed(region, Ok(window))
-        });
+        self.seat.say(message);
+        for hashed in granted
+            .into_iter()
+            .flat_map(|region| self.exposing.granted(region))
+        {
+            self.engine.handle(hashed);
+        }
     }
 
     /// Hashes a file on, front to back, as far as `upto`; one job per file at a time.
@@ -493,33 +407,18 @@ impl Driver {
             }
         };
         open.ahead = Ahead::Running(None);
-        let Some(mut state) = state else { return };
+        let Some(state) = state else { return };
         let (file, chunk_size) = (Arc::clone(&open.file), self.chunk);
-        let results = self.results.clone();
-        self.job(move || {
-            let mut buffer = vec![0; HASH_PIECE_BYTES];
-            let mut chunk = chunk_size.index_of(state.position());
-            while chunk < upto {
-                let range = chunk_size.range(chunk, file.len);
-                let hashed = hash_range(&*file.file, range, &mut buffer, |piece| {
-                    state.update(piece);
-                });
-                if let Err(fault) = hashed {
-                    return Done::Ahead(entry, Err(fault));
-                }
-                let value = match state.update(&[]) {
-                    Some(between) if range.end < file.len => between.0,
-                    _ => state.clone().finish(),
-                };
-                // Whoever waits for it may have gone.
-                let _ = results.send(Done::Input(Input::Hashed {
+        let jobs = self.jobs.clone();
+        self.jobs.run(move || {
+            let tell = |chunk, value| {
+                jobs.report(Done::Input(Input::Hashed {
                     entry,
                     chunk,
                     value,
                 }));
-                chunk.0 += 1;
-            }
-            Done::Ahead(entry, Ok(state))
+            };
+            Done::Ahead(entry, hash_on(&file, state, chunk_size, upto, tell))
         });
     }
 
@@ -527,7 +426,7 @@ impl Driver {
         let file = self.files.get(&entry).map(|open| Arc::clone(&open.file));
         let (hash, chunk_size) = (self.hash, self.chunk);
         let source = Arc::clone(&self.source);
-        self.job(move || {
+        self.jobs.run(move || {
             let result = match file {
                 Some(file) => rehash(&source, &file, hash, chunk_size, chunk, before),
                 None => Err(Fault::new(
@@ -544,87 +443,44 @@ impl Driver {
     }
 }
 
-/// Lets the peer read a region, unless the run that it is for has ended: nobody would end that.
-fn expose_to(regions: &RegionTable, served: ServedRegion, run: &mpsc::UnboundedSender<Done>) {
-    let region = served.region;
-    regions.expose(served);
-    // Looked at afterwards: either we see that the run is over, or it sees the region.
-    if run.is_closed() {
-        regions.revoke(region);
+impl Jobs {
+    pub(super) fn new(workers: Workers, results: mpsc::UnboundedSender<Done>) -> Self {
+        Self { workers, results }
+    }
+
+    /// Runs a blocking call on the workers; what it reports comes back by the results.
+    pub(super) fn run(&self, job: impl FnOnce() -> Done + Send + 'static) {
+        let results = self.results.clone();
+        self.workers.submit(move || {
+            let done = catch_unwind(AssertUnwindSafe(job))
+                .unwrap_or_else(|panic| Done::Panicked(panic_message(&*panic)));
+            let _ = results.send(done);
+        });
+    }
+
+    /// Runs one that nobody waits for.
+    pub(super) fn run_unreported(&self, job: impl FnOnce() + Send + 'static) {
+        self.workers.submit(job);
+    }
+
+    /// Reports something from within a job. Whoever waits for it may have gone.
+    pub(super) fn report(&self, done: Done) {
+        let _ = self.results.send(done);
+    }
+
+    /// Whether nobody waits for results any more.
+    pub(super) fn are_over(&self) -> bool {
+        self.results.is_closed()
     }
 }
 
-/// Reads a chunk afresh and computes its value.
-fn rehash(
-    source: &Source,
-    file: &OpenSource,
-    hash: HashKind,
-    chunk_size: ChunkSize,
-    chunk: ChunkIndex,
-    before: Option<[u8; 32]>,
-) -> Result<[u8; 32], Fault> {
-    let range = chunk_size.range(chunk, file.len);
-    let plan = match hash {
-        HashKind::Blake3 => HashPlan::Blake3 {
-            chunk,
-            chunk_size,
-            file_len: file.len,
-        },
-        HashKind::Sha256 => HashPlan::Sha256 {
-            before: before.map_or(Sha256State::INITIAL, Sha256State),
-            start: range.start,
-            file_len: file.len,
-        },
-        HashKind::None => HashPlan::None,
-    };
-    source.drop_cache(&*file.file, range);
-    let mut hasher = ChunkHasher::new(&plan);
-    let mut buffer = vec![0; HASH_PIECE_BYTES];
-    hash_range(&*file.file, range, &mut buffer, |piece| {
-        hasher.update(piece)
-    })?;
-    Ok(hasher.finish().unwrap_or_default())
-}
-
-/// Reads a range of a file in pieces. A file that ends early has changed.
-fn hash_range(
-    file: &dyn SourceFile,
-    range: ByteRange,
-    buffer: &mut [u8],
-    mut piece: impl FnMut(&[u8]),
-) -> Result<(), Fault> {
-    let mut at = range.start;
-    while at < range.end {
-        let want = usize::try_from(range.end - at)
-            .unwrap_or(usize::MAX)
-            .min(buffer.len());
-        let read = file
-            .read_at(&mut buffer[..want], at)
-            .map_err(|error| read_fault(&error))?;
-        if read == 0 {
-            return Err(Fault::new(
-                FaultCode::SourceChanged,
-                "the file became shorter",
-            ));
+/// Whether a message only says that the receiver is still there: no progress of the run.
+fn is_renewal(message: &Message) -> bool {
+    matches!(
+        message,
+        Message::Credit {
+            pages: 0,
+            region_bytes: 0
         }
-        piece(&buffer[..read]);
-        at += read as u64;
-    }
-    Ok(())
-}
-
-/// What a failed read of a source means to the peer.
-fn read_fault(error: &std::io::Error) -> Fault {
-    if error.kind() == std::io::ErrorKind::UnexpectedEof {
-        return Fault::new(
-            FaultCode::SourceChanged,
-            "the file became shorter while it was read",
-        );
-    }
-    Fault::new(FaultCode::Storage, format!("reading failed: {error}"))
-}
-
-/// A key that can't be guessed.
-fn random_key() -> RemoteKey {
-    RemoteKey(u64::from_le_bytes(crate::sys::random_bytes()))
+    )
 }

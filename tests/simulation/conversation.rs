@@ -375,7 +375,7 @@ fn a_damaged_chunk_is_doubted_read_again_and_given_up_after_three_repairs() {
 #[test]
 fn without_lanes_a_run_waits_and_then_goes_on() {
     let mut plan = quiet(HashKind::Blake3);
-    plan.lanes = 1;
+    plan.rails = vec![0];
     plan.tree.add_file(None, file(30 * MIB), false);
     let mut pair = orderly(plan);
     while !pair.said.iter().any(|said| line(said).contains("digests")) {
@@ -468,4 +468,39 @@ fn a_defect_of_the_driver_is_told_as_such() {
         .handle(receiver::Input::LaneDown { lane: LaneId(99) });
     pair.drive();
     pair.check_end();
+}
+
+/// A run of one file whose every READ over the rail meets a remote access error.
+fn denied(change: bool) -> (Pair, Vec<String>) {
+    let mut plan = quiet(HashKind::None);
+    plan.rails = vec![1, 0];
+    plan.faults.denied = 1;
+    let entry = plan.tree.add_file(None, file(3 * MIB), false);
+    let mut pair = orderly(plan);
+    while pair.denied.is_empty() {
+        assert!(pair.step());
+    }
+    pair.plan.tree.files.get_mut(&entry).unwrap().version += u64::from(change);
+    pair.drive();
+    let lines = pair.said.iter().map(line).collect();
+    (pair, lines)
+}
+
+#[test]
+fn a_file_that_a_rail_may_not_read_goes_on_over_tcp() {
+    let (pair, said) = denied(false);
+    pair.check_end();
+    let about_it = |line: &&String| line.contains("recheck") || line.contains("digests");
+    let about_it: Vec<&String> = said.iter().filter(about_it).collect();
+    assert_eq!(about_it, ["receiver: recheck 0:0", "sender: digests 0:0"]);
+    assert!(said.contains(&"receiver: settled 0 published 3145728".to_owned()));
+    assert_eq!(pair.denied[&EntryId(0)], 1);
+    assert!(pair.stood_in >= 2, "what was lost and came later avoids it");
+}
+
+#[test]
+fn a_changed_file_is_found_without_a_hash_too() {
+    let (_, said) = denied(true);
+    assert!(said.contains(&"sender: entry 0 failed SourceChanged".to_owned()));
+    assert!(said.contains(&"receiver: settled 0 failed SourceChanged".to_owned()));
 }

@@ -98,6 +98,11 @@ impl SourceFile {
         Version(bytes)
     }
 
+    /// Whether its version is another one than was granted.
+    pub fn is_changed(&self) -> bool {
+        self.version != self.opened_version
+    }
+
     /// The content of a chunk as it reads now.
     pub fn content(&self, chunk: u64) -> u64 {
         self.content_of(chunk, self.generations[usize::try_from(chunk).unwrap()])

@@ -89,9 +89,10 @@ impl ReceiverSide {
             }
             7 => {
                 let lane = LaneId(u32::try_from(choose(2)).unwrap());
-                return self
-                    .engine
-                    .handle(receiver::Input::LaneUp { lane, rail: 0 });
+                return self.engine.handle(receiver::Input::LaneUp {
+                    lane,
+                    rail: u16::try_from(choose(2)).unwrap(),
+                });
             }
             8 | 9 => {
                 self.land(choose);
@@ -210,7 +211,7 @@ impl ReceiverSide {
         let token = self.fetches.swap_remove(n);
         let result = match choose(8) {
             0 => Err(FetchFailure::Lost),
-            1 => Err(FetchFailure::Remote),
+            1 => Err([FetchFailure::Remote, FetchFailure::Access][choose(2) as usize].clone()),
             2 if choose(4) == 0 => Err(FetchFailure::Storage(fault(choose))),
             _ => Ok(Some([u8::try_from(choose(3)).unwrap(); 32])),
         };
@@ -414,6 +415,7 @@ impl SenderSide {
             }
             Output::Open { entry } => {
                 let file = OpenedFile {
+                    window_bytes: number(choose),
                     version: Version([1; 32]),
                     len: number(choose),
                 };

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use rdcp::engine::receiver::{self, FetchFailure, PackFile, PackResult, Placed};
 use rdcp::engine::sender::{self, ExposedWindow, FilledPack, OpenedFile};
 use rdcp::engine::{Event, FetchToken, LaneId, Ledger, Receiver, Sender};
-use rdcp::ids::{EntryId, RegionId, RemoteKey};
-use rdcp::limits::{PACK_BYTES_MAX, PAGE_ITEMS_MAX};
+use rdcp::ids::{EntryId, RegionId};
+use rdcp::limits::{PACK_BYTES_MAX, PAGE_ITEMS_MAX, REPAIRS_MAX};
 use rdcp::manifest::{Entry, EntryKind};
 use rdcp::units::{ByteRange, ChunkIndex};
 use rdcp::wire::message::{ChunkDigest, GrantPart, HashKind, Outcome, RegionKey, Wanted};
@@ -16,6 +16,7 @@ use rdcp::wire::{Fault, FaultCode, Message};
 use super::files::{Sink, Trouble, digest, digests, fault, is_wanted};
 use super::plan::Plan;
 use super::random::Random;
+use super::ways::{Lane, TCP, Ways};
 
 /// More steps than any honest run takes: beyond it, something goes round in circles.
 const STEPS_MAX: u64 = 400_000;
@@ -56,7 +57,7 @@ pub struct Pair {
     regions: BTreeMap<RegionId, Region>,
     fetches: Vec<InFlight>,
     landed_packs: BTreeMap<RegionId, (u64, Vec<PackedFile>)>,
-    lanes: Vec<(LaneId, bool)>,
+    ways: Ways,
     next_page: usize,
     pub steps: u64,
 
@@ -75,6 +76,15 @@ pub struct Pair {
     pub outcomes: BTreeMap<EntryId, Outcome>,
     pub sender_outcomes: BTreeMap<EntryId, Outcome>,
     pub repairs: u64,
+    /// Chunks and packs that came wrong or not at all, and may avoid rails from then on.
+    doubted_chunks: BTreeSet<(EntryId, u64)>,
+    doubted_packs: BTreeSet<RegionId>,
+    /// Chunks that were fetched over tcp though a rail is up, since the last round.
+    repairing: Vec<(EntryId, u64)>,
+    /// Remote access errors per file.
+    pub denied: BTreeMap<EntryId, u64>,
+    pub railed: u64,
+    pub stood_in: u64,
     pub receiver_end: Option<End>,
     pub sender_end: Option<End>,
 }
@@ -124,6 +134,8 @@ enum Served {
     Content(u64),
     Pack(Vec<PackedFile>),
     Refused,
+    /// A remote access error.
+    Denied,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -159,7 +171,7 @@ impl Pair {
             regions: BTreeMap::new(),
             fetches: Vec::new(),
             landed_packs: BTreeMap::new(),
-            lanes: (0..plan.lanes).map(|lane| (LaneId(lane), true)).collect(),
+            ways: Ways::new(&plan.rails, plan.faults.keyless),
             next_page: 0,
             steps: 0,
             tokens: BTreeSet::new(),
@@ -176,13 +188,18 @@ impl Pair {
             outcomes: BTreeMap::new(),
             sender_outcomes: BTreeMap::new(),
             repairs: 0,
+            doubted_chunks: BTreeSet::new(),
+            doubted_packs: BTreeSet::new(),
+            repairing: Vec::new(),
+            denied: BTreeMap::new(),
+            railed: 0,
+            stood_in: 0,
             receiver_end: None,
             sender_end: None,
             plan,
         };
-        for (lane, _) in pair.lanes.clone() {
-            pair.receiver
-                .handle(receiver::Input::LaneUp { lane, rail: 0 });
+        for &Lane { id: lane, rail, .. } in pair.ways.lanes() {
+            pair.receiver.handle(receiver::Input::LaneUp { lane, rail });
         }
         pair
     }
@@ -220,7 +237,7 @@ impl Pair {
             self.poll();
             kinds = self.enabled();
         }
-        if kinds.is_empty() && self.lanes.iter().any(|(_, up)| !up) {
+        if kinds.is_empty() && self.ways.any_down() {
             self.lane_up();
             self.poll();
             return true;
@@ -310,7 +327,7 @@ impl Pair {
         if self.random.one_in(faults.lane_down) {
             self.lane_down();
         }
-        if self.lanes.iter().any(|(_, up)| !up) && self.random.one_in(faults.lane_up) {
+        if self.ways.any_down() && self.random.one_in(faults.lane_up) {
             self.lane_up();
         }
         if self.random.one_in(faults.source_change) {
@@ -345,13 +362,22 @@ impl Pair {
     }
 
     pub fn lane_down(&mut self) {
-        let up: Vec<usize> = (0..self.lanes.len()).filter(|n| self.lanes[*n].1).collect();
-        if up.is_empty() {
-            return;
+        let up: Vec<LaneId> = self
+            .ways
+            .lanes()
+            .iter()
+            .filter(|lane| lane.up)
+            .map(|lane| lane.id)
+            .collect();
+        if !up.is_empty() {
+            let lane = self.random.pick(&up);
+            self.lose(lane);
         }
-        let n = self.random.pick(&up);
-        self.lanes[n].1 = false;
-        let lane = self.lanes[n].0;
+    }
+
+    /// The lane goes, and with it what is in flight there and not served.
+    fn lose(&mut self, lane: LaneId) {
+        self.ways.down(lane);
         for fetch in self.fetches.iter_mut().filter(|fetch| fetch.lane == lane) {
             // Completions of what had arrived are still delivered.
             fetch.lost = fetch.served.is_none() || !self.random.one_in(4);
@@ -360,22 +386,11 @@ impl Pair {
     }
 
     fn lane_up(&mut self) {
-        let down: Vec<usize> = (0..self.lanes.len())
-            .filter(|n| !self.lanes[*n].1)
-            .collect();
-        let n = self.random.pick(&down);
-        // A connection that comes back is another one.
-        let busy = self
-            .fetches
-            .iter()
-            .any(|fetch| fetch.lane == self.lanes[n].0);
-        if busy || self.random.one_in(2) {
-            self.lanes[n].0 = LaneId(self.lanes[n].0.0 + 100);
-        }
-        self.lanes[n].1 = true;
-        let lane = self.lanes[n].0;
-        self.receiver
-            .handle(receiver::Input::LaneUp { lane, rail: 0 });
+        let busy: Vec<LaneId> = self.fetches.iter().map(|fetch| fetch.lane).collect();
+        let Lane { id: lane, rail, .. } = self
+            .ways
+            .revive(&mut self.random, |lane| busy.contains(&lane));
+        self.receiver.handle(receiver::Input::LaneUp { lane, rail });
     }
 
     // ---- outputs ----
@@ -383,6 +398,10 @@ impl Pair {
     fn poll(&mut self) {
         while let Some(output) = self.receiver.poll() {
             self.receiver_output(output);
+        }
+        for chunk in std::mem::take(&mut self.repairing) {
+            let doubted = self.doubted_chunks.contains(&chunk);
+            assert!(doubted, "tcp is used though a rail is up");
         }
         while let Some(output) = self.sender.poll() {
             self.sender_output(output);
@@ -401,6 +420,9 @@ impl Pair {
                         self.check_release(*region);
                     }
                 }
+                if let Message::Recheck { entry, chunk } = &message {
+                    self.doubted_chunks.insert((*entry, *chunk));
+                }
                 if self.record {
                     self.said.push((Side::Receiver, message.clone()));
                 }
@@ -417,7 +439,9 @@ impl Pair {
             } => {
                 let model = &self.regions[&region];
                 assert!(model.granted && !model.released && len == model.len && len > 0);
-                assert_eq!(key.key, RemoteKey(region.0 ^ 0xbeef));
+                let doubted = self.doubted_packs.contains(&region);
+                let best = self.is_best_way(lane, region, key);
+                assert!(best || doubted, "tcp is used though a rail is up");
                 self.landed_packs.remove(&region);
                 self.post(InFlight {
                     token,
@@ -496,7 +520,7 @@ impl Pair {
     fn post(&mut self, fetch: InFlight) {
         assert!(self.tokens.insert(fetch.token), "a token is used twice");
         assert!(
-            self.lanes.contains(&(fetch.lane, true)),
+            self.ways.is_up(fetch.lane),
             "a fetch on a lane that is down"
         );
         let lane = fetch.lane;
@@ -528,10 +552,8 @@ impl Pair {
         let Content::Window { entry, range } = &model.content else {
             panic!("a chunk of a pack")
         };
-        assert_eq!(
-            (*entry, RemoteKey(fetch.region.0 ^ 0xbeef)),
-            (fetch.entry, fetch.key.key)
-        );
+        assert_eq!(*entry, fetch.entry);
+        let wary = self.denied.contains_key(entry);
         assert_eq!(range.start + fetch.region_offset, fetch.file_offset);
         assert!(
             fetch.region_offset + fetch.len <= model.len,
@@ -560,6 +582,11 @@ impl Pair {
             !sink.verified.contains(&fetch.chunk.0),
             "a proved chunk is fetched again"
         );
+        // A repair may go out before the word of it, in one round of polling.
+        let doubted = (!wary).then_some((*entry, fetch.chunk.0));
+        if !self.is_best_way(fetch.lane, fetch.region, fetch.key) {
+            self.repairing.extend(doubted);
+        }
         self.post(InFlight {
             token: fetch.token,
             lane: fetch.lane,
@@ -568,6 +595,19 @@ impl Pair {
             served: None,
             lost: false,
         });
+    }
+
+    /// Whether it goes over a rail, or no rail could bring it. The key is the region's for the
+    /// lane's rail in any case.
+    fn is_best_way(&mut self, lane: LaneId, region: RegionId, key: RegionKey) -> bool {
+        let rail = self.ways.rail(lane).expect("a lane that is known");
+        assert!(self.ways.keys(region).contains(&key) && key.rail == rail);
+        if rail != TCP {
+            self.railed += 1;
+            return true;
+        }
+        self.stood_in += u64::from(self.plan.rails.iter().any(|rail| *rail != TCP));
+        !self.ways.rail_reaches(region)
     }
 
     fn check_release(&mut self, region: RegionId) {
@@ -803,7 +843,9 @@ impl Pair {
                     Err(fault(FaultCode::NotFound))
                 } else {
                     file.opened_version = file.version;
+                    let window_bytes = self.random.pick(self.plan.window_bytes);
                     Ok(OpenedFile {
+                        window_bytes,
                         version: file.version(),
                         len: file.len,
                     })
@@ -833,7 +875,7 @@ impl Pair {
                 Input::Exposed {
                     region,
                     result: Ok(ExposedWindow {
-                        keys: keys(region),
+                        keys: self.ways.keys(region),
                         extents,
                         hole_end,
                     }),
@@ -851,7 +893,7 @@ impl Pair {
                 self.open.remove(&entry);
                 Input::Checked {
                     entry,
-                    same: file.version == file.opened_version,
+                    same: !file.is_changed(),
                 }
             }
             Output::Rehash {
@@ -861,6 +903,8 @@ impl Pair {
             } => {
                 let result = if self.read_fails(entry) {
                     Err(fault(FaultCode::Storage))
+                } else if self.plan.tree.files[&entry].is_changed() {
+                    Err(fault(FaultCode::SourceChanged))
                 } else {
                     let content = self.plan.tree.files[&entry].content(chunk.0);
                     Ok(digest(content, chunk.0, self.proof(before)).unwrap_or([9; 32]))
@@ -954,7 +998,7 @@ impl Pair {
             packed.push(PackedFile { entry, contents });
         }
         if pack.len > 0 {
-            pack.keys = keys(region);
+            pack.keys = self.ways.keys(region);
             self.expose(region, Content::Pack(packed), pack.len);
         } else {
             self.landed_packs.insert(region, (0, packed));
@@ -1015,6 +1059,20 @@ impl Pair {
             What::Chunk(fetch) => fetch.region,
             What::Pack(region) => *region,
         };
+        let lane = self.fetches[n].lane;
+        let on_rail = self.ways.rail(lane).is_some_and(|rail| rail != TCP);
+        if on_rail && self.ways.is_up(lane) && self.random.one_in(self.plan.faults.denied) {
+            // The whole connection dies of it; the word of that comes before or after.
+            self.fetches[n].served = Some(Served::Denied);
+            if self.random.one_in(2) {
+                self.land_fetch(n);
+                self.lose(lane);
+            } else {
+                self.lose(lane);
+                self.fetches[n].lost = false;
+            }
+            return;
+        }
         let model = &self.regions[&region];
         assert!(model.granted && !model.released, "read after release");
         if model.withdrawn {
@@ -1063,11 +1121,25 @@ impl Pair {
         } else {
             self.random.pick(&ready)
         };
+        self.land_fetch(n);
+    }
+
+    fn land_fetch(&mut self, n: usize) {
         let fetch = self.fetches.remove(n);
         let token = fetch.token;
         let result = match (fetch.what, fetch.served) {
             _ if fetch.lost => Err(FetchFailure::Lost),
-            (_, Some(Served::Refused)) => Err(FetchFailure::Remote),
+            (What::Pack(region), Some(served @ (Served::Refused | Served::Denied))) => {
+                self.doubted_packs.insert(region);
+                let Content::Pack(files) = &self.regions[&region].content else {
+                    panic!("a window is read like a pack")
+                };
+                let entries = files.iter().map(|file| file.entry).collect();
+                Err(self.refused(&served, entries))
+            }
+            (What::Chunk(fetch), Some(served @ (Served::Refused | Served::Denied))) => {
+                Err(self.refused(&served, vec![fetch.entry]))
+            }
             (What::Pack(region), Some(Served::Pack(mut files))) => {
                 for file in &mut files {
                     if self.is_damaged(file.entry) {
@@ -1086,6 +1158,16 @@ impl Pair {
         };
         self.receiver
             .handle(receiver::Input::Landed { token, result });
+    }
+
+    fn refused(&mut self, served: &Served, entries: Vec<EntryId>) -> FetchFailure {
+        if matches!(served, Served::Refused) {
+            return FetchFailure::Remote;
+        }
+        for entry in entries {
+            *self.denied.entry(entry).or_default() += 1;
+        }
+        FetchFailure::Access
     }
 
     fn land_chunk(
@@ -1185,10 +1267,12 @@ impl Pair {
                 let results = files
                     .iter()
                     .map(|file| (file.entry, self.store_packed(file, &digests, &landed)));
-                Input::PackStored {
-                    region,
-                    results: results.collect(),
+                let results: Vec<_> = results.collect();
+                let wrong = |(_, result): &(_, _)| matches!(result, PackResult::Mismatch);
+                if results.iter().any(wrong) {
+                    self.doubted_packs.insert(region);
                 }
+                Input::PackStored { region, results }
             }
             Output::Publish { entry } => {
                 let result = self.publish(entry).map_or(Ok(None), Err);
@@ -1329,7 +1413,15 @@ impl Pair {
                         .as_ref()
                         .is_some_and(|end| end.fault.is_some());
                     let refused = cut && fault.code == FaultCode::Storage;
-                    let allowed = file.trouble.allowed(fault.code) || refused;
+                    // A chunk or pack that meets an access error each time is given up.
+                    let denied = self.denied.get(&entry).copied().unwrap_or(0);
+                    let most = match file.trouble {
+                        Trouble::None => u64::from(REPAIRS_MAX) + 1,
+                        _ => 1,
+                    };
+                    let given_up = denied >= most
+                        && matches!(fault.code, FaultCode::Storage | FaultCode::Integrity);
+                    let allowed = file.trouble.allowed(fault.code) || refused || given_up;
                     assert!(allowed, "{entry}, {:?}, failed: {fault:?}", file.trouble);
                 }
                 Outcome::Published { .. } => {
@@ -1369,14 +1461,6 @@ fn account(ledger: &Ledger) -> ([u64; 7], BTreeSet<String>, BTreeSet<String>) {
         .iter()
         .map(|failure| format!("{failure:?}"));
     (counts, classes.collect(), failures.collect())
-}
-
-fn keys(region: RegionId) -> Vec<RegionKey> {
-    vec![RegionKey {
-        rail: 0,
-        address: region.0 << 20,
-        key: RemoteKey(region.0 ^ 0xbeef),
-    }]
 }
 
 fn take<T>(random: &mut Random, orderly: bool, from: &mut Vec<T>) -> T {

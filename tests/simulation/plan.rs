@@ -11,12 +11,18 @@ use rdcp::wire::message::{HashKind, Outcome, Wanted};
 
 use super::files::{SourceFile, Tree, Trouble, fault};
 use super::random::Random;
+use super::ways::TCP;
 
-/// What goes wrong beside the troubles of single files. All "one in n steps", 0 is never.
+/// What goes wrong beside the troubles of single files. All "one in n steps" unless told
+/// otherwise, 0 is never.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     pub lane_down: u64,
     pub lane_up: u64,
+    /// Of the fetches over rails: they meet a remote access error, which ends their connection.
+    pub denied: u64,
+    /// Regions that have no key for a rail.
+    pub keyless: u64,
     pub source_change: u64,
     /// Cancels the receiver (false) or the sender (true) at this step.
     pub cancel: Option<(u64, bool)>,
@@ -29,8 +35,11 @@ pub struct Plan {
     pub random: Random,
     pub receiver: ReceiverOptions,
     pub sender: SenderOptions,
-    pub lanes: u32,
+    /// The rail of each lane.
+    pub rails: Vec<u16>,
     pub faults: Faults,
+    /// What the source can expose at once, one of these per file.
+    pub window_bytes: &'static [u64],
     pub tree: Tree,
     /// What storage says of entries that it does not simply take.
     pub placed: std::collections::BTreeMap<EntryId, Placed>,
@@ -43,8 +52,9 @@ impl Plan {
             random: Random::new(1),
             receiver: ReceiverOptions::new(hash, chunk),
             sender: SenderOptions::new(hash, chunk),
-            lanes: 2,
+            rails: vec![TCP; 2],
             faults: Faults::default(),
+            window_bytes: &[WINDOW_BYTES],
             tree: Tree::default(),
             placed: Default::default(),
         }
@@ -56,7 +66,11 @@ impl Plan {
         let log2 = random.pick(&[16, 18, 20, 20, 20, 24]);
         let chunk = ChunkSize::from_log2(log2).unwrap();
         let mut plan = Self::quiet(hash, chunk);
-        plan.lanes = 1 + u32::try_from(random.below(4)).unwrap();
+        let lanes = 1 + random.below(4);
+        plan.rails = match random.below(2) {
+            0 => vec![TCP; usize::try_from(lanes).unwrap()],
+            _ => (0..=lanes).map(|_| random.pick(&[TCP, 1, 2, 3])).collect(),
+        };
         plan.draw_bounds(&mut random);
         plan.draw_faults(&mut random);
         plan.draw_tree(&mut random);
@@ -81,6 +95,7 @@ impl Plan {
         self.receiver.in_flight_bytes_max = random.pick(&[1, chunk, 5 * chunk, 64 << 20]);
         self.receiver.fail_early = random.one_in(16);
         self.receiver.end_when_full = !random.one_in(4);
+        self.window_bytes = &[1, 4 << 20, 5 << 20, WINDOW_BYTES, u64::MAX];
         self.sender.open_files_max = random.pick(&[1, 2, 128]);
         self.sender.pack_bytes_max = random.pick(&[1, 4 << 20, 64 << 20]);
         self.sender.regions_max = random.pick(&[2, 3, 256]);
@@ -93,6 +108,8 @@ impl Plan {
             self.faults.lane_down = random.pick(&[20, 100, 500]);
         }
         self.faults.lane_up = 10;
+        self.faults.denied = random.pick(&[0, 0, 3, 30, 200]);
+        self.faults.keyless = random.pick(&[0, 2, 5]);
         self.faults.source_change = random.pick(&[20, 100, 400]);
         if random.one_in(8) {
             self.faults.cancel = Some((random.below(400), random.one_in(2)));

@@ -9,7 +9,7 @@ use crate::wire::{Fault, FaultCode};
 
 use super::entries::State;
 use super::file::{PartFile, Phase, Step};
-use super::lanes::{InFlight, Pick, Target};
+use super::lanes::{Avoid, InFlight, Pick, Target};
 use super::{Fetch, FetchFailure, Output, PackResult, Receiver};
 
 /// Something with bytes to fetch.
@@ -27,8 +27,10 @@ enum Posted {
     More,
     /// It is out or there is none, and nothing more for now.
     Done,
-    /// No lane takes it now.
+    /// The lanes for it take no more now.
     Busy,
+    /// No lane takes anything now.
+    Full,
     /// No lane can.
     Unreachable,
 }
@@ -46,6 +48,7 @@ impl Receiver {
     /// Posts what the lanes take: a chunk or pack of each in turn, so that a huge file does not
     /// hold up the small ones.
     pub(super) fn post_fetches(&mut self) {
+        let mut busy = Vec::new();
         while let Some(work) = self.ready.pop_front() {
             let posted = match work {
                 Work::File(entry) => self.post_chunk(entry),
@@ -55,12 +58,17 @@ impl Receiver {
                 Posted::More => self.ready.push_back(work),
                 Posted::Done => {}
                 Posted::Unreachable => self.stranded.push(work),
-                Posted::Busy => {
+                // Its rail is full; what can only go over another one need not wait for that.
+                Posted::Busy => busy.push(work),
+                Posted::Full => {
                     self.ready.push_front(work);
                     break;
                 }
             }
         }
+        busy.into_iter()
+            .rev()
+            .for_each(|work| self.ready.push_front(work));
     }
 
     fn post_chunk(&mut self, entry: EntryId) -> Posted {
@@ -78,18 +86,15 @@ impl Receiver {
         let window = &mut file.windows[at];
         let chunk = window.chunk_index(index);
         let bytes = size.range(chunk, file_len);
-        let (lane, key) = match lanes.pick(&window.keys, bytes.len(), avoid) {
+        let (lane, key) = match lanes.pick(&window.keys, bytes.len(), avoid.or(file.wary)) {
             Pick::Lane(lane, key) => (lane, key),
-            Pick::Busy => {
+            none => {
                 window.requeue(index, avoid);
-                return Posted::Busy;
-            }
-            Pick::Unreachable => {
-                window.requeue(index, avoid);
-                return Posted::Unreachable;
+                return nowhere(none);
             }
         };
-        window.post(index, lane);
+        let rail = key.rail;
+        window.post(index, Avoid { lane, rail });
         let target = Target::Chunk {
             entry,
             region: window.region,
@@ -98,6 +103,7 @@ impl Receiver {
         let token = lanes.post(InFlight {
             target,
             lane,
+            rail,
             len: bytes.len(),
         });
         self.outputs.push_back(Output::Fetch(Fetch {
@@ -124,13 +130,13 @@ impl Receiver {
         };
         let (lane, key) = match self.lanes.pick(&pack.keys, pack.len, pack.avoid) {
             Pick::Lane(lane, key) => (lane, key),
-            Pick::Busy => return Posted::Busy,
-            Pick::Unreachable => return Posted::Unreachable,
+            none => return nowhere(none),
         };
         let len = pack.len;
         let token = self.lanes.post(InFlight {
             target: Target::Pack { region },
             lane,
+            rail: key.rail,
             len,
         });
         self.outputs.push_back(Output::FetchPack {
@@ -244,7 +250,7 @@ impl Receiver {
                 entry,
                 region,
                 index,
-            } => self.chunk_landed(entry, region, index, result),
+            } => self.chunk_landed(entry, (region, index), fetch.way(), result),
             Target::Pack { region } => {
                 self.pack_landed(region, fetch, result);
                 Ok(())
@@ -255,8 +261,8 @@ impl Receiver {
     fn chunk_landed(
         &mut self,
         entry: EntryId,
-        region: RegionId,
-        index: u32,
+        (region, index): (RegionId, u32),
+        way: Avoid,
         result: Result<Option<[u8; 32]>, FetchFailure>,
     ) -> Result<(), Fault> {
         let (ending, hash) = (self.is_ending(), self.options.hash);
@@ -271,6 +277,10 @@ impl Receiver {
             self.drain(entry);
             return Ok(());
         }
+        if matches!(result, Err(FetchFailure::Access)) {
+            // The rest of the file had better not end more connections.
+            file.wary = Some(way);
+        }
         let Some(window) = file.window(region) else {
             return Err(internal("a chunk landed of a region that was released"));
         };
@@ -284,13 +294,15 @@ impl Receiver {
                 self.enqueue(entry);
                 return Ok(());
             }
-            Err(FetchFailure::Remote) => match window.refuse(index) {
-                Step::GiveUp => {
-                    self.fail_file(entry, refused());
-                    return Ok(());
+            Err(failure @ (FetchFailure::Remote | FetchFailure::Access)) => {
+                match window.refuse(index) {
+                    Step::GiveUp => {
+                        self.fail_file(entry, refused(&failure));
+                        return Ok(());
+                    }
+                    step => step,
                 }
-                step => step,
-            },
+            }
             Err(FetchFailure::Storage(fault)) => {
                 self.fail_file_here(entry, fault);
                 return Ok(());
@@ -382,17 +394,19 @@ impl Receiver {
         match result {
             Ok(_) => {
                 pack.landed = true;
-                pack.avoid = Some(fetch.lane);
+                pack.avoid = Some(fetch.way());
                 self.store_pack(region);
                 return;
             }
             Err(FetchFailure::Lost) => self.ready.push_front(Work::Pack(region)),
-            Err(FetchFailure::Remote) if pack.repairs < REPAIRS_MAX => {
+            Err(FetchFailure::Remote | FetchFailure::Access) if pack.repairs < REPAIRS_MAX => {
                 pack.repairs += 1;
-                pack.avoid = Some(fetch.lane);
+                pack.avoid = Some(fetch.way());
                 self.ready.push_back(Work::Pack(region));
             }
-            Err(FetchFailure::Remote) => self.fail_pack(region, &refused()),
+            Err(failure @ (FetchFailure::Remote | FetchFailure::Access)) => {
+                self.fail_pack(region, &refused(&failure));
+            }
             Err(FetchFailure::Storage(fault)) => self.fail_pack(region, &fault),
         }
         self.lanes.free_bytes(fetch.len);
@@ -508,9 +522,22 @@ fn damaged() -> Fault {
     Fault::new(FaultCode::Integrity, text)
 }
 
-fn refused() -> Fault {
-    Fault::new(
-        FaultCode::Storage,
-        "the sender could not read the data that it had offered",
-    )
+fn refused(failure: &FetchFailure) -> Fault {
+    let text = match failure {
+        FetchFailure::Access => {
+            "the sender's RDMA device refuses to read the data that it had offered, and there is \
+             no other way to it; allow tcp beside rdma, or copy it again"
+        }
+        _ => "the sender could not read the data that it had offered",
+    };
+    Fault::new(FaultCode::Storage, text)
+}
+
+/// Why no lane was picked.
+fn nowhere(pick: Pick) -> Posted {
+    match pick {
+        Pick::Full => Posted::Full,
+        Pick::Unreachable => Posted::Unreachable,
+        Pick::Busy | Pick::Lane(..) => Posted::Busy,
+    }
 }

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::engine::LaneId;
 use crate::engine::wanted::Remaining;
 use crate::ids::RegionId;
 use crate::limits::REPAIRS_MAX;
@@ -13,6 +12,7 @@ use crate::wire::Fault;
 use crate::wire::message::{GrantPart, HashKind, RegionKey};
 
 use super::io::Proof;
+use super::lanes::Avoid;
 
 /// How far a file is.
 ///
@@ -62,6 +62,8 @@ pub(super) struct File {
     pub(super) pending: u32,
     /// Bytes that arrived and were proved.
     pub(super) bytes: u64,
+    /// A READ of it ended this way's connection: the others go elsewhere if they can.
+    pub(super) wary: Option<Avoid>,
 }
 
 impl File {
@@ -77,6 +79,7 @@ impl File {
             open: false,
             pending: 0,
             bytes: 0,
+            wary: None,
         }
     }
 
@@ -99,8 +102,8 @@ impl File {
             && self.part_file == PartFile::Ready
     }
 
-    /// The next chunk that can be fetched: its window, its place there, a lane to avoid.
-    pub(super) fn next_chunk(&mut self, hash: HashKind) -> Option<(usize, u32, Option<LaneId>)> {
+    /// The next chunk that can be fetched: its window, its place there, a way to avoid.
+    pub(super) fn next_chunk(&mut self, hash: HashKind) -> Option<(usize, u32, Option<Avoid>)> {
         if !matches!(self.phase, Phase::Fetching) {
             return None;
         }
@@ -133,8 +136,8 @@ pub(super) struct Window {
     chunks: Vec<Chunk>,
     /// Chunks before this one have been fetched at least once.
     cursor: u32,
-    /// Chunks to fetch again, and the lane that should not be used for it.
-    again: VecDeque<(u32, Option<LaneId>)>,
+    /// Chunks to fetch again, and the way that should not be used for it.
+    again: VecDeque<(u32, Option<Avoid>)>,
     /// Chunks that came wrong, and how often.
     repairs: Vec<(u32, u32)>,
     left: u32,
@@ -144,8 +147,8 @@ pub(super) struct Window {
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     state: ChunkState,
-    /// The lane that brought it last.
-    lane: LaneId,
+    /// The way that it went last.
+    way: Option<Avoid>,
     /// The sender's digest is known: it is `value`.
     told: bool,
     /// The sender's digest, or, while it is not known, our own of what landed.
@@ -198,7 +201,7 @@ impl Window {
         };
         let waiting = Chunk {
             state: ChunkState::Waiting,
-            lane: LaneId(0),
+            way: None,
             told: false,
             value: [0; 32],
         };
@@ -277,7 +280,7 @@ impl Window {
         (index < self.chunks.len() as u64).then(|| u32::try_from(index).ok())?
     }
 
-    fn next_chunk(&mut self, hash: HashKind) -> Option<(u32, Option<LaneId>)> {
+    fn next_chunk(&mut self, hash: HashKind) -> Option<(u32, Option<Avoid>)> {
         if !self.allocated {
             return None;
         }
@@ -326,14 +329,14 @@ impl Window {
         chunk.told.then_some(chunk.value)
     }
 
-    /// The chunk is in flight on this lane.
-    pub(super) fn post(&mut self, index: u32, lane: LaneId) {
+    /// The chunk is in flight on this way.
+    pub(super) fn post(&mut self, index: u32, way: Avoid) {
         let chunk = &mut self.chunks[index as usize];
-        (chunk.state, chunk.lane) = (ChunkState::InFlight, lane);
+        (chunk.state, chunk.way) = (ChunkState::InFlight, Some(way));
     }
 
     /// It could not be posted or its lane was lost: it is fetched first thing, free of charge.
-    pub(super) fn requeue(&mut self, index: u32, avoid: Option<LaneId>) {
+    pub(super) fn requeue(&mut self, index: u32, avoid: Option<Avoid>) {
         self.chunks[index as usize].state = ChunkState::Waiting;
         self.again.push_front((index, avoid));
     }
@@ -398,7 +401,7 @@ impl Window {
             ChunkState::Landed => self.refuse(index),
             ChunkState::Rechecking => {
                 chunk.state = ChunkState::Waiting;
-                self.again.push_back((index, Some(chunk.lane)));
+                self.again.push_back((index, chunk.way));
                 Step::Ready
             }
             _ if hash == HashKind::None => Step::Contradiction,

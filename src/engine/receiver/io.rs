@@ -149,6 +149,9 @@ pub enum FetchFailure {
     Lost,
     /// The sender answered with an error.
     Remote,
+    /// The sender's device did not let it be read, and the connection died of that: the lane goes
+    /// down too. Costs a repair; the sender looks whether the source is still what it was.
+    Access,
     /// The bytes could not be stored.
     Storage(Fault),
 }

@@ -4,6 +4,9 @@ use crate::engine::{FetchToken, LaneId};
 use crate::ids::{EntryId, RegionId};
 use crate::wire::message::RegionKey;
 
+/// The rail of all tcp connections.
+const TCP: u16 = 0;
+
 /// What a fetch in flight was for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
@@ -22,7 +25,25 @@ pub(super) enum Target {
 pub(super) struct InFlight {
     pub(super) target: Target,
     pub(super) lane: LaneId,
+    pub(super) rail: u16,
     pub(super) len: u64,
+}
+
+impl InFlight {
+    /// The way it went.
+    pub(super) fn way(&self) -> Avoid {
+        Avoid {
+            lane: self.lane,
+            rail: self.rail,
+        }
+    }
+}
+
+/// Where a fetch went that came to nothing: its repair had better go elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Avoid {
+    pub(super) lane: LaneId,
+    pub(super) rail: u16,
 }
 
 /// The answer to "who takes this fetch".
@@ -30,8 +51,10 @@ pub(super) struct InFlight {
 pub(super) enum Pick {
     /// This lane, reading with this key.
     Lane(LaneId, RegionKey),
-    /// None at the moment: all are full, or none is up.
+    /// None at the moment. Another fetch may find one.
     Busy,
+    /// None takes any fetch at the moment: all are full, or none is up.
+    Full,
     /// No lane that is up can reach the region.
     Unreachable,
 }
@@ -61,6 +84,20 @@ struct Slot {
     /// Told apart from earlier fetches in the same slot.
     generation: u32,
     fetch: Option<InFlight>,
+}
+
+impl Lane {
+    /// How good the lane is for a fetch, the best first. Rails are tcp's betters; but a repair goes
+    /// the way that has least in common with the one that failed.
+    fn rank(&self, avoid: Option<Avoid>) -> u8 {
+        match avoid {
+            None => u8::from(self.rail == TCP),
+            Some(avoid) if self.id == avoid.lane => 3,
+            Some(_) if self.rail == TCP => 0,
+            Some(avoid) if self.rail != avoid.rail => 1,
+            Some(_) => 2,
+        }
+    }
 }
 
 impl Lanes {
@@ -100,10 +137,13 @@ impl Lanes {
         self.fetches == 0
     }
 
-    /// The least busy lane that can read a region with these keys; not `avoid` if there is another.
-    pub(super) fn pick(&self, keys: &[RegionKey], len: u64, avoid: Option<LaneId>) -> Pick {
-        if self.bytes > 0 && self.bytes.saturating_add(len) > self.bytes_max {
-            return Pick::Busy;
+    /// The least busy of the best lanes that can read a region with these keys. Better ones that
+    /// are full are waited for: worse ones would slow them down rather than help.
+    pub(super) fn pick(&self, keys: &[RegionKey], len: u64, avoid: Option<Avoid>) -> Pick {
+        let has_room = |lane: &Lane| lane.up && lane.in_flight < self.fetches_per_lane_max;
+        let too_much = self.bytes > 0 && self.bytes.saturating_add(len) > self.bytes_max;
+        if too_much || !self.lanes.iter().any(has_room) {
+            return Pick::Full;
         }
         let reachable = || {
             self.lanes.iter().filter(|lane| lane.up).filter_map(|lane| {
@@ -111,17 +151,13 @@ impl Lanes {
                 Some((lane, *key))
             })
         };
-        let another = reachable().any(|(lane, _)| Some(lane.id) != avoid);
-        let best = reachable()
-            .filter(|(lane, _)| lane.in_flight < self.fetches_per_lane_max)
-            .filter(|(lane, _)| !another || Some(lane.id) != avoid)
-            .min_by_key(|(lane, _)| lane.in_flight);
-        match best {
-            Some((lane, key)) => Pick::Lane(lane.id, key),
-            None if reachable().next().is_some() => Pick::Busy,
-            None if self.lanes.iter().any(|lane| lane.up) => Pick::Unreachable,
-            None => Pick::Busy,
-        }
+        let Some(best) = reachable().map(|(lane, _)| lane.rank(avoid)).min() else {
+            return Pick::Unreachable;
+        };
+        reachable()
+            .filter(|(lane, _)| lane.rank(avoid) == best && has_room(lane))
+            .min_by_key(|(lane, _)| lane.in_flight)
+            .map_or(Pick::Busy, |(lane, key)| Pick::Lane(lane.id, key))
     }
 
     /// The fetch goes to its lane.
@@ -181,72 +217,130 @@ mod tests {
     use super::*;
     use crate::ids::RemoteKey;
 
-    fn keys() -> [RegionKey; 1] {
-        [RegionKey {
-            rail: 0,
+    fn keys(rails: &[u16]) -> Vec<RegionKey> {
+        let key = |rail: &u16| RegionKey {
+            rail: *rail,
             address: 0,
             key: RemoteKey(7),
-        }]
+        };
+        rails.iter().map(key).collect()
     }
 
-    fn pack(lane: LaneId, len: u64) -> InFlight {
+    fn pack(lane: u32, len: u64) -> InFlight {
         InFlight {
             target: Target::Pack {
                 region: RegionId(1),
             },
-            lane,
+            lane: LaneId(lane),
+            rail: 0,
             len,
         }
+    }
+
+    fn avoid(lane: u32, rail: u16) -> Option<Avoid> {
+        Some(Avoid {
+            lane: LaneId(lane),
+            rail,
+        })
+    }
+
+    /// Lanes 1, 2, ... on these rails, that take `fetches_max` each.
+    fn lanes(rails: &[u16], fetches_max: u32) -> Lanes {
+        let mut lanes = Lanes::new(fetches_max, 100);
+        for (id, rail) in (1..).zip(rails) {
+            lanes.up(LaneId(id), *rail);
+        }
+        lanes
     }
 
     fn picked(pick: Pick) -> Option<u32> {
         match pick {
             Pick::Lane(lane, _) => Some(lane.0),
-            Pick::Busy | Pick::Unreachable => None,
+            Pick::Busy | Pick::Full | Pick::Unreachable => None,
         }
     }
 
     #[test]
     fn the_least_busy_lane_gets_the_fetch_until_all_are_full() {
-        let mut lanes = Lanes::new(1, 100);
-        assert_eq!(picked(lanes.pick(&keys(), 1, None)), None, "no lane is up");
+        let keys = keys(&[0]);
+        let mut lanes = lanes(&[], 1);
+        assert!(
+            matches!(lanes.pick(&keys, 1, None), Pick::Full),
+            "no lane is up"
+        );
         lanes.up(LaneId(1), 0);
         lanes.up(LaneId(2), 0);
-        lanes.post(pack(LaneId(1), 10));
-        assert_eq!(picked(lanes.pick(&keys(), 1, None)), Some(2));
-        let token = lanes.post(pack(LaneId(2), 10));
-        assert!(matches!(lanes.pick(&keys(), 1, None), Pick::Busy));
+        lanes.post(pack(1, 10));
+        assert_eq!(picked(lanes.pick(&keys, 1, None)), Some(2));
+        let token = lanes.post(pack(2, 10));
+        assert!(matches!(lanes.pick(&keys, 1, None), Pick::Full));
         assert!(lanes.land(token).is_some());
         assert!(lanes.land(token).is_none(), "a fetch lands once");
-        assert_eq!(picked(lanes.pick(&keys(), 1, None)), Some(2));
+        assert_eq!(picked(lanes.pick(&keys, 1, None)), Some(2));
     }
 
     #[test]
     fn bytes_are_bounded_but_one_fetch_always_goes() {
-        let mut lanes = Lanes::new(9, 100);
-        lanes.up(LaneId(1), 0);
-        assert_eq!(picked(lanes.pick(&keys(), 1000, None)), Some(1));
-        lanes.post(pack(LaneId(1), 99));
-        assert!(matches!(lanes.pick(&keys(), 2, None), Pick::Busy));
-        assert_eq!(picked(lanes.pick(&keys(), 1, None)), Some(1));
+        let keys = keys(&[0]);
+        let mut lanes = lanes(&[0], 9);
+        assert_eq!(picked(lanes.pick(&keys, 1000, None)), Some(1));
+        lanes.post(pack(1, 99));
+        assert!(matches!(lanes.pick(&keys, 2, None), Pick::Full));
+        assert_eq!(picked(lanes.pick(&keys, 1, None)), Some(1));
     }
 
     #[test]
     fn a_repair_goes_over_another_lane_if_there_is_one() {
-        let mut lanes = Lanes::new(2, 100);
-        lanes.up(LaneId(1), 0);
-        assert_eq!(picked(lanes.pick(&keys(), 1, Some(LaneId(1)))), Some(1));
+        let keys = keys(&[0]);
+        let mut lanes = lanes(&[0], 2);
+        assert_eq!(picked(lanes.pick(&keys, 1, avoid(1, 0))), Some(1));
         lanes.up(LaneId(2), 0);
-        lanes.post(pack(LaneId(2), 1));
-        assert_eq!(picked(lanes.pick(&keys(), 1, Some(LaneId(1)))), Some(2));
+        lanes.post(pack(2, 1));
+        assert_eq!(picked(lanes.pick(&keys, 1, avoid(1, 0))), Some(2));
         lanes.down(LaneId(2));
-        assert_eq!(picked(lanes.pick(&keys(), 1, Some(LaneId(1)))), Some(1));
+        assert_eq!(picked(lanes.pick(&keys, 1, avoid(1, 0))), Some(1));
     }
 
     #[test]
-    fn a_lane_of_another_rail_can_not_reach() {
-        let mut lanes = Lanes::new(2, 100);
-        lanes.up(LaneId(1), 3);
-        assert!(matches!(lanes.pick(&keys(), 1, None), Pick::Unreachable));
+    fn rails_come_before_tcp_also_when_they_are_full() {
+        let keys = keys(&[0, 1, 2]);
+        let mut lanes = lanes(&[0, 1, 2], 1);
+        lanes.post(pack(2, 1));
+        assert_eq!(picked(lanes.pick(&keys, 1, None)), Some(3));
+        lanes.post(pack(3, 1));
+        assert!(matches!(lanes.pick(&keys, 1, None), Pick::Busy));
+        lanes.down(LaneId(2));
+        assert!(matches!(lanes.pick(&keys, 1, None), Pick::Busy));
+        lanes.down(LaneId(3));
+        assert_eq!(picked(lanes.pick(&keys, 1, None)), Some(1));
+    }
+
+    #[test]
+    fn a_region_without_a_key_for_a_rail_goes_over_those_it_has_keys_for() {
+        let mut lanes = lanes(&[0, 1, 2], 1);
+        assert_eq!(picked(lanes.pick(&keys(&[0, 2]), 1, None)), Some(3));
+        assert_eq!(picked(lanes.pick(&keys(&[0]), 1, None)), Some(1));
+        lanes.post(pack(1, 1));
+        assert!(matches!(lanes.pick(&keys(&[0]), 1, None), Pick::Busy));
+        let elsewhere = keys(&[3]);
+        assert!(matches!(lanes.pick(&elsewhere, 1, None), Pick::Unreachable));
+    }
+
+    #[test]
+    fn a_repair_prefers_tcp_then_another_rail_then_another_lane() {
+        let keys = keys(&[0, 1, 2]);
+        let mut lanes = lanes(&[1, 1, 2, 0], 9);
+        assert_eq!(picked(lanes.pick(&keys, 1, avoid(1, 1))), Some(4));
+        lanes.down(LaneId(4));
+        assert_eq!(picked(lanes.pick(&keys, 1, avoid(1, 1))), Some(3));
+        lanes.down(LaneId(3));
+        assert_eq!(picked(lanes.pick(&keys, 1, avoid(1, 1))), Some(2));
+        lanes.down(LaneId(2));
+        assert_eq!(picked(lanes.pick(&keys, 1, avoid(1, 1))), Some(1));
+        // The lane that failed is gone by now: its rail is still the last choice.
+        lanes.down(LaneId(1));
+        lanes.up(LaneId(11), 1);
+        lanes.up(LaneId(12), 2);
+        assert_eq!(picked(lanes.pick(&keys, 1, avoid(1, 1))), Some(12));
     }
 }

@@ -202,6 +202,11 @@ impl Receiver {
         self.entries.len()
     }
 
+    /// Whether the sender keeps anything readable for us: as long as it does, it must hear of us.
+    pub fn holds_regions(&self) -> bool {
+        matches!(self.stage, Stage::Running) && !self.regions.is_empty()
+    }
+
     fn message(&mut self, message: Message) -> Result<(), Fault> {
         match message {
             Message::Failed(fault) => {

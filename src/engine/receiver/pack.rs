@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::engine::LaneId;
 use crate::ids::EntryId;
 use crate::units::ChunkSize;
 use crate::wire::message::{GrantPart, HashKind, RegionKey};
 
 use super::io::PackFile;
+use super::lanes::Avoid;
 
 /// A granted pack, until all its files are stored or failed.
 #[derive(Debug)]
@@ -21,8 +21,8 @@ pub(super) struct Pack {
     missing: usize,
     /// How often files in it came wrong.
     pub(super) repairs: u32,
-    /// The lane that brought it wrong.
-    pub(super) avoid: Option<LaneId>,
+    /// The way that brought it wrong.
+    pub(super) avoid: Option<Avoid>,
     /// Its bytes are in a buffer.
     pub(super) landed: bool,
     /// Storage is at it.

@@ -52,6 +52,7 @@ pub(super) enum State {
 pub(super) struct OpenFile {
     pub(super) version: Version,
     pub(super) len: u64,
+    pub(super) window_bytes: u64,
     pub(super) remaining: Remaining,
     /// Regions that are out or on their way, ascending.
     pub(super) windows: Vec<RegionId>,
@@ -171,6 +172,7 @@ impl Sender {
                 record.state = State::Open(OpenFile {
                     version: file.version,
                     len: file.len,
+                    window_bytes: file.window_bytes,
                     remaining,
                     windows: Vec::new(),
                     in_hole: false,

@@ -101,7 +101,7 @@ pub enum Input {
         entry: EntryId,
         /// From the output.
         chunk: ChunkIndex,
-        /// The chunk's value as it reads now.
+        /// The chunk's value as it reads now, or that it can't be read or has changed.
         result: Result<[u8; 32], Fault>,
     },
     /// A file could not be read while it was served or hashed ahead. Also ends a HashAhead.
@@ -122,6 +122,9 @@ pub struct OpenedFile {
     pub version: Version,
     /// Its length.
     pub len: u64,
+    /// Most bytes of it that one region may have: what the driver can expose at once. Rounded down
+    /// to whole chunks, at least one, at most `WINDOW_BYTES`.
+    pub window_bytes: u64,
 }
 
 /// A window of a file that may be read.
@@ -202,7 +205,9 @@ pub enum Output {
         /// The file.
         entry: EntryId,
     },
-    /// Drop what is cached of this chunk, read and hash it again. Without a hash: read it, any value.
+    /// Drop what is cached of this chunk, read and hash it again; then see that the file is still
+    /// the version that was opened: a device may have read what memory held of an earlier state.
+    /// Without a hash: read it, any value.
     Rehash {
         /// The file.
         entry: EntryId,

@@ -69,11 +69,12 @@ impl Sender {
     pub(super) fn expose_window(&mut self, entry: EntryId, limit: u64) -> Result<bool, Fault> {
         let (size, hash) = (self.options.chunk, self.options.hash);
         let (total, idle) = (self.credit.total(), self.credit.in_use() == 0);
-        // Four windows fill the credit: some are read while others are made ready.
-        let most = (total / 4).clamp(size.bytes(), WINDOW_BYTES.max(size.bytes())) / size.bytes();
         let Some(file) = self.open_file(entry) else {
             return Ok(false);
         };
+        // Four windows fill the credit: some are read while others are made ready.
+        let window_bytes = file.window_bytes.min(WINDOW_BYTES).min(total / 4);
+        let most = (window_bytes / size.bytes()).max(1);
         let Some(next) = file.remaining.peek() else {
             return Ok(false);
         };

@@ -148,10 +148,11 @@ fn placed(entry: &Entry, draw: &mut Draw<'_>) -> Placed {
 }
 
 fn landed(draw: &mut Draw<'_>) -> Result<Option<[u8; 32]>, FetchFailure> {
-    match draw.below(6) {
+    match draw.below(8) {
         0 => Err(FetchFailure::Lost),
         1 => Err(FetchFailure::Remote),
         2 => Err(FetchFailure::Storage(fault())),
+        3 => Err(FetchFailure::Access),
         _ => Ok(Some(draw.value())),
     }
 }
@@ -258,7 +259,9 @@ fn answer_sender(
     match order {
         SendOut::NextPage => SendIn::Page(if well { Ok(walk.page(draw)) } else { Err(fault()) }),
         SendOut::Open { entry } => {
-            let file = OpenedFile { version: Version::default(), len: len_of(walk, entry) };
+            let window_bytes = draw.number();
+            let file =
+                OpenedFile { version: Version::default(), len: len_of(walk, entry), window_bytes };
             SendIn::Opened { entry, result: if well { Ok(file) } else { Err(fault()) } }
         }
         SendOut::FillPack { region, entries, capacity } => {

@@ -1,0 +1,92 @@
+//! A session's rails as [`super::rails`] wants them, over what it has of each RDMA device.
+//!
+//! In: which device each rail begins at. Out: a key for each rail whose device took a registration.
+//! Rails of one device share it.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use super::rails::{Hold, MemoryPolicy, RailMemory, Way};
+use crate::memory::Slot;
+use crate::transport::rdma::{FileAccess, RegionAddress, SessionDomains};
+use crate::units::ByteRange;
+use crate::wire::message::RegionKey;
+
+/// Tells the number and the local device of every rail of a session.
+pub type RailDevices = Box<dyn Fn() -> Vec<(u16, String)> + Send + Sync>;
+
+/// See the module's first paragraph.
+pub struct SessionRails {
+    domains: Arc<SessionDomains>,
+    devices: RailDevices,
+    policy: MemoryPolicy,
+}
+
+impl SessionRails {
+    /// The rails of the session that has these domains.
+    pub fn new(domains: Arc<SessionDomains>, devices: RailDevices, policy: MemoryPolicy) -> Self {
+        Self {
+            domains,
+            devices,
+            policy,
+        }
+    }
+
+    fn keys(&self, addresses: &[RegionAddress]) -> Vec<RegionKey> {
+        let key = |(rail, device): (u16, String)| {
+            let found = addresses.iter().find(|address| address.device == device)?;
+            Some(RegionKey {
+                rail,
+                address: found.address,
+                key: found.key,
+            })
+        };
+        (self.devices)().into_iter().filter_map(key).collect()
+    }
+}
+
+impl RailMemory for SessionRails {
+    fn is_up(&self) -> bool {
+        !self.domains.is_empty() && !(self.devices)().is_empty()
+    }
+
+    fn policy(&self) -> MemoryPolicy {
+        self.policy
+    }
+
+    fn best_way(&self, file: BorrowedFd<'_>) -> io::Result<(Way, String)> {
+        let trial = self.domains.file_access(file)?;
+        let way = match trial.access {
+            FileAccess::OnDemand => Way::OnDemand,
+            FileAccess::Pinned => Way::Pinned,
+            FileAccess::Copied => Way::Pool,
+        };
+        Ok((way, trial.reason))
+    }
+
+    fn register_window(
+        &self,
+        file: BorrowedFd<'_>,
+        range: ByteRange,
+        way: Way,
+    ) -> io::Result<(Vec<RegionKey>, Hold)> {
+        let access = match way {
+            Way::OnDemand => FileAccess::OnDemand,
+            Way::Pinned => FileAccess::Pinned,
+            Way::Pool | Way::Lanes => FileAccess::Copied,
+        };
+        let len = usize::try_from(range.len())
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let window = self
+            .domains
+            .register_file_window(file, range.start, len, access)?;
+        let keys = self.keys(window.addresses());
+        Ok((keys, Box::new(window)))
+    }
+
+    fn register_slot(&self, slot: &mut Slot) -> io::Result<Vec<RegionKey>> {
+        let addresses = self.domains.register_slot(slot)?;
+        Ok(self.keys(&addresses))
+    }
+}
