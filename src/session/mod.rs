@@ -24,6 +24,7 @@ mod names;
 mod operating;
 pub(crate) mod peer;
 pub(crate) mod pulse;
+pub mod rails;
 pub(crate) mod receiving;
 pub(crate) mod sending;
 pub(crate) mod serving;

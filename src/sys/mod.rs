@@ -7,6 +7,7 @@
 //! - `reactor`: what a lane waits on; `ring` (unsafe: submission entries name memory) and
 //!   `readiness` (safe) are its two implementations.
 
+pub(crate) mod interfaces;
 pub(crate) mod reactor;
 pub(crate) mod readiness;
 pub(crate) mod ring;
