@@ -81,6 +81,9 @@ pub enum FetchError {
     ConnectionLost,
     /// The peer did not serve it.
     Refused(Refusal),
+    /// The peer's RDMA adapter refused access to the region, which cost the connection: the region
+    /// went away, or the file behind it is shorter than it was.
+    Access,
     /// The bytes arrived but could not be stored.
     Storage(io::Error),
     /// The fetch asks for the impossible, such as no bytes, or delivery of more than a slot holds.
@@ -92,6 +95,7 @@ impl fmt::Display for FetchError {
         match self {
             Self::ConnectionLost => f.write_str("the data connection was lost"),
             Self::Refused(refusal) => refusal.fmt(f),
+            Self::Access => Refusal::Access.fmt(f),
             Self::Storage(error) => write!(f, "writing failed: {error}"),
             Self::Invalid(what) => f.write_str(what),
         }

@@ -61,6 +61,8 @@ pub(super) struct Active {
     posted: u64,
     /// Bytes that landed. READs of a connection land in order, so these are the first ones.
     landed: u64,
+    /// Bytes of READs that are over: where the one that is landing began.
+    completed: u64,
     hasher: ChunkHasher,
     store: Store,
     direct_alignment: Option<u64>,
@@ -82,6 +84,7 @@ impl Active {
             len: fetch.len,
             posted: 0,
             landed: 0,
+            completed: 0,
             hasher: ChunkHasher::new(&fetch.hash),
             direct_alignment: direct_alignment(&fetch.store, fetch.len),
             store: fetch.store,
@@ -121,10 +124,10 @@ impl Active {
         self.posted < self.len && self.failure.is_none()
     }
 
-    /// The next READ; it counts as posted.
-    pub(super) fn next_read(&mut self, id: WorkRequestId, slot_bytes: usize) -> ReadRequest {
+    /// The next READ, of at most `read_bytes`; it counts as posted.
+    pub(super) fn next_read(&mut self, id: WorkRequestId, read_bytes: usize) -> ReadRequest {
         let left = usize::try_from(self.len - self.posted).unwrap_or(usize::MAX);
-        let len = left.min(slot_bytes);
+        let len = left.min(read_bytes);
         let offset = self.offset + self.posted;
         self.posted += len as u64;
         self.reads += 1;
@@ -157,16 +160,17 @@ impl Active {
         status: Result<(), Refusal>,
     ) -> Option<FileOperation<LaneFile>> {
         self.reads -= 1;
-        if let Err(refusal) = status {
-            self.fail(FetchError::Refused(refusal));
+        // READs end in order, and what landed last belongs to the one that ends now.
+        let part_start = std::mem::replace(&mut self.completed, self.landed);
+        match status {
+            Ok(()) => {}
+            Err(Refusal::Access) => self.fail(FetchError::Access),
+            Err(refusal) => self.fail(FetchError::Refused(refusal)),
         }
         if self.failure.is_some() {
             return None;
         }
         let slot = slot?;
-        // A READ's bytes end at what has landed, and start where the slot was first filled.
-        let slot_bytes = slot.len() as u64;
-        let part_start = (self.landed - 1) / slot_bytes * slot_bytes;
         if matches!(self.store, Store::Deliver) {
             self.delivered = Some(slot);
             return None;

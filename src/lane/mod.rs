@@ -8,6 +8,7 @@
 
 mod events;
 mod fetch;
+mod link;
 mod regions;
 mod serve;
 #[cfg(test)]
@@ -20,7 +21,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, unbounded};
 
@@ -33,10 +34,12 @@ pub use regions::{RegionTable, Served, ServedRegion};
 use crate::ids::ConnectionId;
 use crate::limits::{PACK_BYTES_MAX, SEGMENT_BYTES_MAX};
 use crate::memory::Pool;
-use crate::sys::reactor::{Reactor, Waker};
+use crate::sys::reactor::{Reactor, Token, Waker};
 use crate::sys::readiness::Readiness;
 use crate::sys::ring::{self, Ring};
+use crate::transport::{rdma, tcp};
 use events::Ticket;
+use link::Link;
 use worker::{Attach, Command, LaneFile, LanePools, Worker};
 
 /// Bytes of the slots that READs land in: the longest READ, and the longest delivery.
@@ -47,6 +50,8 @@ const SERVING_SLOT_BYTES: usize = SEGMENT_BYTES_MAX as usize;
 const SLOTS_MIN: usize = 4;
 /// Lanes started when it is left open, at most. More only pay on machines that say so.
 const LANES_DEFAULT_MAX: usize = 4;
+/// How often lanes look for READs that do not end: small beside the time that those have.
+const DEADLINES_PAUSE: Duration = Duration::from_secs(1);
 
 const _: () = assert!(PACK_BYTES_MAX <= LANDING_SLOT_BYTES as u64);
 
@@ -104,6 +109,8 @@ struct LaneHandle {
     waker: Arc<Waker>,
     /// A connection of the lane waits for a landing slot.
     starving: Arc<AtomicBool>,
+    /// The lane has connections whose READs may never end.
+    timed: Arc<AtomicBool>,
 }
 
 impl LaneHandle {
@@ -163,25 +170,65 @@ impl Lanes {
         regions: Arc<RegionTable>,
         events: EventSink,
     ) -> DataConnection {
+        let link = tcp::Connection::new(stream, &keys).map(Link::Tcp);
+        let (lane, token) = self.place(lane);
+        attach(lane, token, link, regions, events)
+    }
+
+    /// Gives a queue pair, over which both ends have read each other's probe, to the lane with
+    /// this number (modulo their count). `events` hears of its fetches and its end.
+    ///
+    /// What the peer may read over it is what is registered in the session's domains: adapters
+    /// answer without asking `regions`, which is held for as long as the connection, as with tcp.
+    pub fn attach_rdma(
+        &self,
+        lane: usize,
+        connection: rdma::Connection,
+        regions: Arc<RegionTable>,
+        events: EventSink,
+    ) -> DataConnection {
+        let (lane, token) = self.place(lane);
+        let told = lane.clone();
+        // After the attachment, which a report of an earlier break would otherwise overtake.
+        let broken = connection.watch();
+        let attached = attach(lane, token, Ok(Link::Rdma(connection)), regions, events);
+        broken.tell(Box::new(move |reason| {
+            told.tell(Command::Break(token, LostReason::Adapter(reason)));
+        }));
+        attached
+    }
+
+    fn place(&self, lane: usize) -> (LaneHandle, Token) {
         let lane = self.shared.lanes[lane % self.count()].clone();
-        let token = self.shared.connection_next.fetch_add(1, Ordering::Relaxed);
-        let id = ConnectionId(token);
-        let attach = Attach {
-            token,
-            id,
-            stream,
-            keys,
-            regions,
-            events: Arc::clone(&events),
-        };
-        lane.tell(Command::Attach(Box::new(attach)));
-        DataConnection { id, lane, events }
+        (
+            lane,
+            self.shared.connection_next.fetch_add(1, Ordering::Relaxed),
+        )
     }
 
     /// Ends all connections and threads, and returns when they have ended.
     pub fn shutdown(&self) {
         self.shared.shutdown();
     }
+}
+
+fn attach(
+    lane: LaneHandle,
+    token: Token,
+    link: io::Result<Link>,
+    regions: Arc<RegionTable>,
+    events: EventSink,
+) -> DataConnection {
+    let id = ConnectionId(token);
+    let attach = Attach {
+        token,
+        id,
+        link,
+        regions,
+        events: Arc::clone(&events),
+    };
+    lane.tell(Command::Attach(Box::new(attach)));
+    DataConnection { id, lane, events }
 }
 
 impl fmt::Debug for Lanes {
@@ -256,21 +303,30 @@ impl fmt::Debug for DataConnection {
 }
 
 /// Starts the thread that reminds starving lanes to look for peers that keep slots without filling
-/// them: lanes have no clock of their own, and one that waits is not woken by peers that do nothing.
-/// It ends soon after the lanes.
+/// them, and lanes with RDMA connections to look for READs that do not end: lanes have no clock of
+/// their own, and one that waits is not woken by peers that do nothing. It ends soon after the
+/// lanes.
 fn remind(shared: Weak<Shared>, patience: Duration) -> io::Result<()> {
     let pause = (patience / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
     std::thread::Builder::new()
         .name("rdcp-reminder".to_owned())
         .spawn(move || {
+            let mut looked = Instant::now();
             loop {
                 std::thread::sleep(pause);
+                let look = looked.elapsed() >= DEADLINES_PAUSE;
+                if look {
+                    looked = Instant::now();
+                }
                 let Some(shared) = shared.upgrade() else {
                     return;
                 };
                 for lane in &shared.lanes {
                     if lane.starving.load(Ordering::Relaxed) {
                         lane.tell(Command::Reclaim);
+                    }
+                    if look && lane.timed.load(Ordering::Relaxed) {
+                        lane.tell(Command::Overdue);
                     }
                 }
             }
@@ -320,6 +376,8 @@ fn start_lane(
     let thread_waker = Arc::clone(&waker);
     let starving = Arc::new(AtomicBool::new(false));
     let (thread_starving, patience) = (Arc::clone(&starving), options.landing_patience);
+    let timed = Arc::new(AtomicBool::new(false));
+    let thread_timed = Arc::clone(&timed);
     let thread = std::thread::Builder::new()
         .name(format!("rdcp-lane-{index}"))
         .spawn(move || {
@@ -329,6 +387,7 @@ fn start_lane(
                     let _ = ready.send(Ok(fell_back));
                     let mut worker = Worker::new(received, thread_waker, reactor, pools);
                     worker.watch_starvation(thread_starving, patience);
+                    worker.watch_deadlines(thread_timed);
                     worker.run();
                 }
                 Err(error) => {
@@ -343,6 +402,7 @@ fn start_lane(
         commands,
         waker,
         starving,
+        timed,
     };
     Ok((lane, thread, fell_back))
 }

@@ -7,7 +7,6 @@
 //! others need it.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -18,13 +17,13 @@ use crossbeam_channel::{Receiver, TryRecvError};
 
 use super::events::{EventSink, FetchError, LaneEvent, Ticket};
 use super::fetch::{Active, Fetch};
+use super::link::Link;
 use super::regions::{Exposed, RegionTable};
 use super::serve::{ServeTools, Serving};
 use crate::ids::{ConnectionId, RemoteKey, WorkRequestId};
 use crate::memory::{Pool, Slot};
 use crate::storage::{SinkFile, SourceFile};
 use crate::sys::reactor::{Direction, Event, FileOperation, Interest, Reactor, Token, Waker};
-use crate::transport::tcp::{Connection, ConnectionKeys};
 use crate::transport::{Fill, Host, LostReason, Refusal, Source, Turn};
 
 /// Bytes that a connection may receive, and may send, in one turn.
@@ -45,6 +44,10 @@ pub(super) enum Command {
     },
     /// Connections have waited for landing slots for a while: look who keeps them.
     Reclaim,
+    /// Time has passed: look for READs that do not end.
+    Overdue,
+    /// Something outside of the lane knows that a connection is broken.
+    Break(Token, LostReason),
     Shutdown,
 }
 
@@ -52,8 +55,7 @@ pub(super) enum Command {
 pub(super) struct Attach {
     pub(super) token: Token,
     pub(super) id: ConnectionId,
-    pub(super) stream: TcpStream,
-    pub(super) keys: ConnectionKeys,
+    pub(super) link: std::io::Result<Link>,
     pub(super) regions: Arc<RegionTable>,
     pub(super) events: EventSink,
 }
@@ -107,13 +109,15 @@ pub(super) struct Worker {
     round: u64,
     /// Told to the lane's reminder: somebody waits for a landing slot.
     starving: Arc<AtomicBool>,
+    /// Told to the lane's reminder: there are connections whose READs may never end.
+    timed: Arc<AtomicBool>,
     landing_patience: Duration,
 }
 
 /// A connection with all that its turns need.
 struct Attached {
     id: ConnectionId,
-    connection: Connection,
+    connection: Link,
     events: EventSink,
     regions: Arc<RegionTable>,
     serving: Serving,
@@ -155,11 +159,11 @@ impl Worker {
             starved: Vec::new(),
             round: 0,
             starving: Arc::default(),
+            timed: Arc::default(),
             landing_patience: Duration::MAX,
         }
     }
 
-    /// Works until told to shut down, or until nobody is left to tell.
     /// Has `starving` say whether connections wait for landing slots, and gives peers `patience` to
     /// fill those that they have while it does.
     pub(super) fn watch_starvation(&mut self, starving: Arc<AtomicBool>, patience: Duration) {
@@ -167,6 +171,12 @@ impl Worker {
         self.landing_patience = patience;
     }
 
+    /// Has `timed` say whether there are connections to be reminded of by [`Command::Overdue`].
+    pub(super) fn watch_deadlines(&mut self, timed: Arc<AtomicBool>) {
+        self.timed = timed;
+    }
+
+    /// Works until told to shut down, or until nobody is left to tell.
     pub(super) fn run(mut self) {
         let mut events = Vec::new();
         while self.take_commands() {
@@ -208,6 +218,8 @@ impl Worker {
                     self.take_fetch(connection, fetch, ticket);
                 }
                 Ok(Command::Reclaim) => self.reclaim_landing(),
+                Ok(Command::Overdue) => self.end_overdue(),
+                Ok(Command::Break(token, reason)) => self.end(token, reason),
                 Ok(Command::Shutdown) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => break,
             }
@@ -273,16 +285,11 @@ impl Worker {
         let Attach {
             token,
             id,
-            stream,
-            keys,
+            link,
             regions,
             events,
         } = attach;
-        let added = Connection::new(stream, &keys).and_then(|connection| {
-            self.reactor
-                .add(token, connection.socket())
-                .map(|()| connection)
-        });
+        let added = link.and_then(|link| self.reactor.add(token, link.socket()).map(|()| link));
         let connection = match added {
             Ok(connection) => connection,
             Err(error) => {
@@ -294,6 +301,9 @@ impl Worker {
                 return;
             }
         };
+        if matches!(connection, Link::Rdma(_)) {
+            self.timed.store(true, Ordering::Relaxed);
+        }
         let attached = Attached {
             id,
             connection,
@@ -386,11 +396,17 @@ impl Worker {
             let Some((connection, mut desk)) = self.desk(token) else {
                 return;
             };
+            let is_rdma = matches!(connection, Link::Rdma(_));
             match connection.send(&mut desk, TURN_BYTES) {
                 Ok(Turn::WouldBlock) => self.arm(token, Interest::Writable),
                 Ok(Turn::NoSlot) => {
                     self.starve(token);
-                    self.reclaim_slot();
+                    // Over tcp the slot is one to send from; an adapter wants one to land in.
+                    if is_rdma {
+                        self.starving.store(true, Ordering::Relaxed);
+                    } else {
+                        self.reclaim_slot();
+                    }
                 }
                 Ok(Turn::Again) => again = true,
                 Ok(Turn::Idle) => {}
@@ -419,10 +435,12 @@ impl Worker {
                 attached.queue.pop_front();
                 continue;
             };
-            let slot_bytes = self.pools.landing.slot_bytes();
+            let read_bytes = attached
+                .connection
+                .read_bytes(self.pools.landing.slot_bytes());
             attached
                 .connection
-                .post_read(active.next_read(WorkRequestId(id), slot_bytes));
+                .post_read(active.next_read(WorkRequestId(id), read_bytes));
         }
     }
 
@@ -487,6 +505,22 @@ impl Worker {
         }
     }
 
+    /// Ends the connections whose READs have not ended in a time in which any would.
+    fn end_overdue(&mut self) {
+        let mut timed = false;
+        let mut overdue = Vec::new();
+        for (token, attached) in &self.connections {
+            timed |= matches!(attached.connection, Link::Rdma(_));
+            if attached.connection.is_overdue() {
+                overdue.push(*token);
+            }
+        }
+        self.timed.store(timed, Ordering::Relaxed);
+        for token in overdue {
+            self.end(token, LostReason::Stalled);
+        }
+    }
+
     fn end(&mut self, token: Token, reason: LostReason) {
         let Some(attached) = self.connections.remove(&token) else {
             return;
@@ -519,7 +553,7 @@ impl Worker {
     }
 
     /// A connection and everything that its calls need besides it.
-    fn desk(&mut self, token: Token) -> Option<(&mut Connection, Desk<'_>)> {
+    fn desk(&mut self, token: Token) -> Option<(&mut Link, Desk<'_>)> {
         let Attached {
             connection,
             events,
@@ -574,10 +608,11 @@ impl Desk<'_> {
 }
 
 impl Host for Desk<'_> {
-    fn landing_slot(&mut self, id: WorkRequestId) -> Option<Slot> {
+    fn landing_slot(&mut self, id: WorkRequestId, held: usize) -> Option<Slot> {
         let pool = &self.pools.landing;
-        // A session may be slow to give back what is delivered to it.
-        let lasting = self.fetches.get(&id.0).is_some_and(Active::is_delivery);
+        // A session may be slow to give back what is delivered to it, and a connection with many
+        // READs under way must not keep others from having one.
+        let lasting = held > 0 || self.fetches.get(&id.0).is_some_and(Active::is_delivery);
         pool.take_leaving(if lasting { pool.slots_max() / 4 } else { 0 })
     }
 

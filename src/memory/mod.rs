@@ -6,6 +6,7 @@
 //! last slot given back is the next one taken: it is the one still in a cache.
 //! Nothing here knows connections, files or what the bytes mean.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -19,6 +20,13 @@ pub type Owner = u64;
 
 /// Called when a slot comes back after [`Pool::take`] found none; from whichever thread drops it.
 pub type ReturnHook = Box<dyn Fn() + Send + Sync>;
+
+/// What a device was told about a slot's memory: a registration, which has to end before the memory
+/// serves anybody else. It travels with the slot and ends when the slot is dropped.
+pub trait Attachment: Any + Send + Sync {
+    /// Ends it. False: the device may still reach the memory, which then must never be used again.
+    fn detach(&mut self) -> bool;
+}
 
 /// A bounded set of equal slots. Clones share the set.
 #[derive(Clone)]
@@ -115,6 +123,7 @@ impl Pool {
     fn slot(&self, memory: Memory) -> Slot {
         Slot {
             memory: Some(memory),
+            attachments: Vec::new(),
             shared: Arc::clone(&self.shared),
         }
     }
@@ -177,6 +186,8 @@ impl Memory {
 pub struct Slot {
     /// `None` only while it is being dropped.
     memory: Option<Memory>,
+    /// Never more than one per device.
+    attachments: Vec<Box<dyn Attachment>>,
     shared: Arc<Shared>,
 }
 
@@ -190,6 +201,25 @@ impl Slot {
     pub fn zero(&mut self) {
         self.fill(0);
         self.memory_mut().owner = 0;
+    }
+
+    /// The pool that it goes back to, and that keeps its memory where it is.
+    pub(crate) fn pool(&self) -> Pool {
+        Pool {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// Has `attachment`, which speaks of exactly this slot's memory, end with the slot.
+    pub(crate) fn attach(&mut self, attachment: Box<dyn Attachment>) {
+        self.attachments.push(attachment);
+    }
+
+    /// What was attached and is of this kind.
+    pub(crate) fn attached<A: Attachment>(&self) -> impl Iterator<Item = &A> {
+        self.attachments
+            .iter()
+            .filter_map(|attachment| (&**attachment as &dyn Any).downcast_ref())
     }
 
     fn memory_mut(&mut self) -> &mut Memory {
@@ -218,8 +248,18 @@ impl DerefMut for Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if let Some(memory) = self.memory.take() {
+        let Some(memory) = self.memory.take() else {
+            return;
+        };
+        let mut is_free = true;
+        for attachment in &mut self.attachments {
+            is_free &= attachment.detach();
+        }
+        if is_free {
             self.shared.give_back(memory);
+        } else {
+            // The pool is a slot poorer: better than memory that a device reads or writes on.
+            std::mem::forget(memory);
         }
     }
 }
@@ -281,6 +321,41 @@ mod tests {
         drop(held);
         drop(pool.take());
         assert_eq!(calls.load(Ordering::Relaxed), 1);
+    }
+
+    struct Registered(Arc<AtomicUsize>, bool);
+
+    impl Attachment for Registered {
+        fn detach(&mut self) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            self.1
+        }
+    }
+
+    #[test]
+    fn attachments_end_before_the_memory_is_used_again() {
+        let ended = Arc::new(AtomicUsize::new(0));
+        let pool = Pool::new(4096, 2);
+        let mut slot = pool.take().unwrap();
+        slot.attach(Box::new(Registered(Arc::clone(&ended), true)));
+        assert_eq!(slot.attached::<Registered>().count(), 1);
+        drop(slot);
+        assert_eq!((ended.load(Ordering::Relaxed), pool.available()), (1, 2));
+        assert_eq!(
+            pool.take().unwrap().attached::<Registered>().count(),
+            0,
+            "the next user starts without"
+        );
+    }
+
+    #[test]
+    fn memory_that_a_device_may_still_reach_is_not_used_again() {
+        let ended = Arc::new(AtomicUsize::new(0));
+        let pool = Pool::new(4096, 2);
+        let mut slot = pool.take().unwrap();
+        slot.attach(Box::new(Registered(Arc::clone(&ended), false)));
+        drop(slot);
+        assert_eq!((ended.load(Ordering::Relaxed), pool.available()), (1, 1));
     }
 
     #[test]

@@ -216,7 +216,7 @@ impl Driver {
                 Ok(landed.digest)
             }
             Err(FetchError::ConnectionLost) => Err(FetchFailure::Lost),
-            Err(FetchError::Refused(_)) => Err(FetchFailure::Remote),
+            Err(FetchError::Refused(_) | FetchError::Access) => Err(FetchFailure::Remote),
             Err(FetchError::Storage(error)) => {
                 Err(FetchFailure::Storage(self.write_fault(target, error)))
             }

@@ -6,11 +6,13 @@
 //!
 //! - `reactor`: what a lane waits on; `ring` (unsafe: submission entries name memory) and
 //!   `readiness` (safe) are its two implementations.
+//! - [`verbs`]: RDMA devices, memory regions and queue pairs; its own page tells its files.
 
 pub(crate) mod interfaces;
 pub(crate) mod reactor;
 pub(crate) mod readiness;
 pub(crate) mod ring;
+pub mod verbs;
 
 pub(crate) mod writeback;
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use crate::ids::{RemoteKey, WorkRequestId};
 use crate::memory::Slot;
 
+pub mod rdma;
 pub(crate) mod tcp;
 
 /// A READ to be posted.
@@ -40,6 +41,9 @@ pub enum Refusal {
     OutOfRange,
     /// The peer could not read its source.
     SourceFailed,
+    /// The peer's RDMA adapter let nobody read there: the region went away, or the file behind it
+    /// is shorter than it was.
+    Access,
 }
 
 impl fmt::Display for Refusal {
@@ -48,6 +52,7 @@ impl fmt::Display for Refusal {
             Self::UnknownKey => "the region is not exposed any more",
             Self::OutOfRange => "the read reaches out of its region",
             Self::SourceFailed => "the sender could not read its source",
+            Self::Access => "the sender's RDMA adapter refused access to the region",
         })
     }
 }
@@ -62,8 +67,11 @@ pub enum LostReason {
     Io(io::Error),
     /// The peer broke the protocol, in this way.
     Protocol(&'static str),
-    /// The peer left a reply unfinished for long, while others waited for the memory it took.
+    /// The peer left a reply unfinished for long, while others waited for the memory it took, or
+    /// a READ of an RDMA connection did not end at all.
     Stalled,
+    /// The RDMA adapter says that the connection, its port or the adapter itself is broken.
+    Adapter(String),
     /// This end detached it.
     Detached,
     /// The lane ended.
@@ -77,6 +85,7 @@ impl fmt::Display for LostReason {
             Self::Io(error) => write!(f, "the data connection broke: {error}"),
             Self::Protocol(what) => write!(f, "the peer broke the protocol: {what}"),
             Self::Stalled => f.write_str("the peer did not finish a reply"),
+            Self::Adapter(what) => write!(f, "the RDMA connection broke: {what}"),
             Self::Detached => f.write_str("the data connection was given up"),
             Self::Shutdown => f.write_str("this end is shutting down"),
         }
@@ -118,14 +127,15 @@ pub(crate) enum Turn {
 
 /// What a connection needs from whoever runs it.
 pub(crate) trait Host {
-    /// Memory for the bytes of this READ.
-    fn landing_slot(&mut self, id: WorkRequestId) -> Option<Slot>;
+    /// Memory for the bytes of this READ. `held` is how many such slots the connection has: one
+    /// that has some leaves others theirs.
+    fn landing_slot(&mut self, id: WorkRequestId, held: usize) -> Option<Slot>;
 
     /// The next bytes of this READ are in `range` of its slot, still in a cache.
     fn landed(&mut self, id: WorkRequestId, slot: &Slot, range: Range<usize>);
 
-    /// The READ is over. All of its bytes are at the slot's start if `status` is `Ok`; else the
-    /// slot is free for other uses. READs that a lost connection takes along are not reported.
+    /// The READ is over. All of its bytes are at the slot's start if `status` is `Ok`; else a slot
+    /// that is given is free for other uses. READs that a lost connection takes along are not reported.
     fn completed(&mut self, id: WorkRequestId, slot: Option<Slot>, status: Result<(), Refusal>);
 
     /// The peer asks for these bytes. One request at a time, until [`Self::served`].

@@ -216,7 +216,8 @@ const fn code(refusal: Refusal) -> u8 {
     match refusal {
         Refusal::UnknownKey => 1,
         Refusal::OutOfRange => 2,
-        Refusal::SourceFailed => 3,
+        // Only adapters refuse access, and those have no headers.
+        Refusal::SourceFailed | Refusal::Access => 3,
     }
 }
 

@@ -45,7 +45,7 @@ impl Connection {
                 let Some(posted) = self.reads.front() else {
                     return Err(LostReason::Protocol("payload without a READ"));
                 };
-                self.landing = host.landing_slot(posted.read.id);
+                self.landing = host.landing_slot(posted.read.id, 0);
                 if self.landing.is_none() {
                     return Ok(Turn::NoSlot);
                 }
