@@ -8,6 +8,7 @@ mod local;
 mod operations;
 mod remote_file;
 mod transfer;
+mod transport;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ pub use local::sum_local;
 pub use operations::Ping;
 pub use remote_file::RemoteFile;
 pub use transfer::{Canceller, Transfer};
+pub use transport::TransportReport;
 
 use crate::error::Error;
 use crate::options::{ClientOptions, HashKind, TransferOptions};
@@ -165,6 +167,17 @@ impl Client {
     /// That the server can't be reached any more or does not answer in time.
     pub async fn ping(&self) -> Result<Ping, Error> {
         operations::ping(&self.session).await
+    }
+
+    /// Makes the session's data connections if they are not there yet, and tells what they are and
+    /// why not better.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TransportUnavailable`](crate::ErrorKind::TransportUnavailable) if the transport
+    /// that was asked for is not there; that the server can't be reached.
+    pub async fn transport(&self) -> Result<TransportReport, Error> {
+        self.session.connect_data().await?;
+        Ok(self.session.transport())
     }
 
     /// Opens a file on the server for random reads without a copy on disk.

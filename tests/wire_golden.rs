@@ -198,6 +198,7 @@ fn port(label: &str) -> RailPort {
         speed_mbps: 100_000,
         reads_served_max: 16,
         reads_posted_max: 8,
+        message_bytes_max: 1 << 24,
         queue_pairs: 2,
         gids: Vec::new(),
     }

@@ -226,10 +226,17 @@ fn rail_port(gids: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = Rai
     let link = prop_oneof![Just(LinkLayer::InfiniBand), Just(LinkLayer::Ethernet)];
     let mtu = (256_u32..9000).prop_filter_map("an mtu", PathMtu::from_bytes);
     let numbers = (any::<u64>(), any::<u8>(), any::<u16>(), any::<u16>());
-    let limits = (any::<u32>(), any::<u8>(), any::<u8>(), 1_u8..=8);
+    let limits = (
+        any::<u32>(),
+        any::<u8>(),
+        any::<u8>(),
+        any::<u32>(),
+        1_u8..=8,
+    );
     (text(), numbers, link, mtu, limits, vec(gid, gids)).prop_map(
         |(label, (guid, number, lid, pkey), link, mtu, limits, gids)| {
-            let (speed_mbps, reads_served_max, reads_posted_max, queue_pairs) = limits;
+            let (speed_mbps, reads_served_max, reads_posted_max, message_bytes_max, queue_pairs) =
+                limits;
             RailPort {
                 label,
                 guid,
@@ -241,6 +248,7 @@ fn rail_port(gids: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = Rai
                 speed_mbps,
                 reads_served_max,
                 reads_posted_max,
+                message_bytes_max,
                 queue_pairs,
                 gids,
             }

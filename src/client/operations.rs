@@ -171,7 +171,7 @@ async fn run(
                 let text = "the server answered out of turn";
                 return Err(Error::new(ErrorKind::Unreachable, text));
             }
-            Some(Inbound::Lane(_) | Inbound::LaneUp(_) | Inbound::LaneDown(_)) => {}
+            Some(Inbound::Lane(_) | Inbound::LaneUp(..) | Inbound::LaneDown(_)) => {}
             None => return Err(Error::new(ErrorKind::Unreachable, "the session ended")),
         }
     }

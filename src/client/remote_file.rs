@@ -21,7 +21,9 @@ use crate::memory::Slot;
 use crate::options::Preserve;
 use crate::session::peer::{Inbound, Seat};
 use crate::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
-use crate::wire::message::{Direction, Grant, GrantPart, HashKind, Open, RemotePath, Wanted};
+use crate::wire::message::{
+    Direction, Grant, GrantPart, HashKind, Open, RegionKey, RemotePath, Wanted,
+};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// The unit of proof of random reads: small, as a read of one byte costs one of these.
@@ -141,7 +143,8 @@ pub(super) async fn open(session: Arc<Session>, path: &RemotePath) -> Result<Rem
 /// The task behind an open file.
 struct Reading {
     seat: Seat,
-    lanes: Vec<LaneId>,
+    /// With their rails.
+    lanes: Vec<(LaneId, u16)>,
     entry: EntryId,
     len: u64,
     version: Option<Version>,
@@ -406,12 +409,29 @@ impl Reading {
 
     /// Posts a fetch on the next lane in turn.
     fn post(&mut self, grant: &Grant, offset: u64, len: u64, hash: HashPlan) -> Result<u64, Error> {
-        let key = grant.keys.first().ok_or_else(out_of_turn)?;
+        if grant.keys.is_empty() {
+            return Err(out_of_turn());
+        }
         let token = self.next_token;
         self.next_token += 1;
         let turn = usize::try_from(token).unwrap_or(0);
-        for n in 0..self.lanes.len() {
-            let lane = self.lanes[(turn + n) % self.lanes.len()];
+        // Rails before tcp, as far as the grant has keys for them.
+        let reach = |(lane, rail): &(LaneId, u16)| {
+            let key = grant.keys.iter().find(|key| key.rail == *rail)?;
+            Some((*lane, *key))
+        };
+        let (tcp, rails): (Vec<_>, Vec<_>) = self
+            .lanes
+            .iter()
+            .filter_map(reach)
+            .partition(|(_, key)| key.rail == 0);
+        let in_turn = |lanes: &[(LaneId, RegionKey)]| {
+            let mut lanes = lanes.to_vec();
+            let by = turn % lanes.len().max(1);
+            lanes.rotate_left(by);
+            lanes
+        };
+        for (lane, key) in in_turn(&rails).into_iter().chain(in_turn(&tcp)) {
             let fetch = Fetch {
                 token,
                 remote: key.key,
@@ -526,8 +546,8 @@ impl Reading {
 
     fn hear(&mut self, inbound: Inbound) -> Result<Inbound, Error> {
         match inbound {
-            Inbound::LaneUp(lane) => self.lanes.push(lane),
-            Inbound::LaneDown(lane) => self.lanes.retain(|known| *known != lane),
+            Inbound::LaneUp(lane, rail) => self.lanes.push((lane, rail)),
+            Inbound::LaneDown(lane) => self.lanes.retain(|(known, _)| *known != lane),
             Inbound::Over(fault) => {
                 return Err(Error::new(ErrorKind::Unreachable, fault.text));
             }

@@ -15,7 +15,7 @@ use crate::engine::receiver::ReceiverOptions;
 use crate::engine::sender::SenderOptions;
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
-use crate::options::{HashKind, TransferOptions, TransportChoice};
+use crate::options::{HashKind, TransferOptions};
 use crate::progress::{Event, Progress, Report};
 use crate::session::peer::Seat;
 use crate::session::receiving::Receiving;
@@ -29,9 +29,6 @@ use crate::wire::{Fault, FaultCode, Message};
 
 /// Events that wait for a watcher before the transfer waits for it.
 const EVENTS_QUEUED_MAX: usize = 4096;
-
-/// Why tcp is what this release moves data with.
-const TCP_REASON: &str = "rdma and same-host copies are not part of this release";
 
 /// A transfer that was started. Dropping it cancels it; [`Self::finish`] waits for its end.
 ///
@@ -178,7 +175,6 @@ async fn run_pull(
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
-    check_transport(options.transport)?;
     let placement = Placement {
         into_directory: ends_in_slash(&destination),
         make_parents: options.make_parents,
@@ -216,7 +212,7 @@ async fn run_pull(
         end_when_full: true,
         ..ReceiverOptions::new(options.hash, options.chunk)
     };
-    let (watch, account) = watching(start, roots, &options, &seat).await;
+    let (watch, account) = watching(start, roots, &options, &session, &seat).await;
     let run = Receiving {
         seat,
         workers: session.workers(),
@@ -235,7 +231,6 @@ async fn run_push(
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
-    check_transport(options.transport)?;
     let preserve = options.preserve;
     let found = session
         .workers()
@@ -274,7 +269,7 @@ async fn run_push(
         fail_early: options.fail_early,
         ..SenderOptions::new(options.hash, options.chunk)
     };
-    let (watch, account) = watching(start, shown, &options, &seat).await;
+    let (watch, account) = watching(start, shown, &options, &session, &seat).await;
     let run = Sending {
         seat,
         machinery: session.machinery(),
@@ -290,25 +285,29 @@ struct Account {
     id: TransferId,
     begun: Instant,
     hash: HashKind,
+    session: Arc<Session>,
 }
 
 async fn watching(
     start: Start,
     roots: Vec<Vec<u8>>,
     options: &TransferOptions,
+    session: &Arc<Session>,
     seat: &Seat,
 ) -> (Watch, Account) {
+    let chosen = session.transport();
     tracing::info!(
         transfer = %start.id,
         session = %seat.peer.id,
-        transport = "tcp",
-        reason = TCP_REASON,
+        transport = chosen.transport,
+        reason = %chosen.reason.escape_debug(),
         "started"
     );
     let started = Event::Started {
         transfer: start.id,
-        transport: "tcp",
-        reason: TCP_REASON.into(),
+        transport: chosen.transport,
+        reason: chosen.reason,
+        note: chosen.note,
     };
     // A watcher that has gone already needs no events.
     let _ = start.events.send(started).await;
@@ -326,6 +325,7 @@ async fn watching(
             id: start.id,
             begun: start.begun,
             hash: options.hash,
+            session: Arc::clone(session),
         },
     )
 }
@@ -365,10 +365,11 @@ impl Account {
                 }
             }
         };
+        let moved_by = self.session.transport();
         Ok(Report {
             transfer: self.id,
-            transport: "tcp",
-            reason: TCP_REASON.to_owned(),
+            transport: moved_by.transport,
+            reason: moved_by.reason,
             hash: self.hash,
             published: ledger.published,
             files: totals.files,
@@ -382,17 +383,6 @@ impl Account {
             failure_kind,
         })
     }
-}
-
-fn check_transport(choice: TransportChoice) -> Result<(), Error> {
-    let name = match choice {
-        TransportChoice::Auto | TransportChoice::Tcp => return Ok(()),
-        TransportChoice::Rdma => "rdma",
-        TransportChoice::Local => "local",
-    };
-    let message = format!("the {name} transport is not available: {TCP_REASON}");
-    Err(Error::new(ErrorKind::TransportUnavailable, message)
-        .with_hint("leave --transport out, or say --transport tcp"))
 }
 
 fn open(direction: Direction, options: &TransferOptions) -> Open {

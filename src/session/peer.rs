@@ -5,6 +5,8 @@
 //! Transfers of one session share its control connection and its data connections; their regions
 //! and tokens are told apart by a number in the upper bits. Nothing here decides anything.
 
+mod rails;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -18,6 +20,7 @@ use crate::memory::{Pool, Slot};
 use crate::session::control::{ControlError, ControlWriter};
 use crate::session::data::ConnectionKeys;
 use crate::session::machinery::pack_pool;
+use crate::session::rails::adapters::SessionRails;
 use crate::wire::message::Envelope;
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -38,8 +41,8 @@ pub(crate) enum Inbound {
     Message(Message),
     /// A lane reports about one of our fetches or regions; ids are our own again.
     Lane(LaneEvent),
-    /// A data connection can be used.
-    LaneUp(LaneId),
+    /// A data connection of this rail can be used; rail 0 is tcp.
+    LaneUp(LaneId, u16),
     /// A data connection is gone. Its fetches come back by themselves.
     LaneDown(LaneId),
     /// The session is over for this reason.
@@ -49,6 +52,8 @@ pub(crate) enum Inbound {
 /// The session as transfers see it.
 pub(crate) struct Peer {
     pub(crate) id: SessionId,
+    /// Where memory is registered for the session, and which rails it has.
+    pub(crate) rails: SessionRails,
     writer: ControlWriter,
     lanes: Lanes,
     regions: Arc<RegionTable>,
@@ -115,6 +120,8 @@ fn weight(message: &Message) -> usize {
 #[derive(Default)]
 struct Connections {
     up: Vec<(LaneId, Arc<DataConnection>)>,
+    /// Those that are queue pairs.
+    railed: HashMap<LaneId, rails::Railed>,
     issued: u32,
     closed: bool,
 }
@@ -131,6 +138,7 @@ impl Peer {
     pub(crate) fn new(id: SessionId, writer: ControlWriter, lanes: Lanes) -> Arc<Self> {
         Arc::new_cyclic(|peer: &Weak<Self>| Self {
             id,
+            rails: SessionRails::new(),
             writer,
             lanes,
             regions: RegionTable::new(sink(Weak::clone(peer))),
@@ -160,7 +168,8 @@ impl Peer {
         }
         for (lane, _) in &connections.up {
             // The receiver is held below, so this can't fail.
-            let _ = sender.send(Inbound::LaneUp(*lane));
+            let rail = connections.rail_of(*lane);
+            let _ = sender.send(Inbound::LaneUp(*lane, rail));
         }
         let route = Route {
             sender: sender.clone(),
@@ -260,17 +269,17 @@ impl Peer {
         let connection = self.lanes.attach(at, stream, keys, regions, events);
         connections.up.push((lane, Arc::new(connection)));
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
-        routes.tell(|| Inbound::LaneUp(lane));
+        routes.tell(|| Inbound::LaneUp(lane, 0));
         true
     }
 
-    /// How many data connections are up.
+    /// How many data connections by tcp are up.
     pub(crate) fn connections(&self) -> usize {
-        self.connections
+        let connections = self
+            .connections
             .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .up
-            .len()
+            .unwrap_or_else(PoisonError::into_inner);
+        connections.up.len() - connections.railed.len()
     }
 
     /// Ends every data connection. What was in flight on them comes back as lost.
@@ -281,6 +290,13 @@ impl Peer {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
             let dropped = std::mem::take(&mut connections.up);
+            let over = connections.closed;
+            for (_, railed) in connections.railed.drain().filter(|_| !over) {
+                // Nobody makes rails any more if the session is about to end.
+                let _ = railed
+                    .lost
+                    .send((railed.link, "it was given up".to_owned()));
+            }
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
             for (lane, _) in &dropped {
                 routes.tell(|| Inbound::LaneDown(*lane));
@@ -346,6 +362,10 @@ impl Peer {
                 return;
             };
             let (lane, _) = connections.up.swap_remove(at);
+            if let Some(railed) = connections.railed.remove(&lane) {
+                // Nobody makes rails any more if the session is about to end.
+                let _ = railed.lost.send((railed.link, reason.to_string()));
+            }
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
             routes.tell(|| Inbound::LaneDown(lane));
             self.lost.notify_one();
@@ -370,6 +390,12 @@ impl Peer {
             .iter()
             .find(|(known, _)| *known == lane)
             .map(|(_, found)| Arc::clone(found))
+    }
+}
+
+impl Connections {
+    fn rail_of(&self, lane: LaneId) -> u16 {
+        self.railed.get(&lane).map_or(0, |railed| railed.link.rail)
     }
 }
 

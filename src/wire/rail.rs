@@ -61,6 +61,8 @@ pub struct RailPort {
     pub reads_served_max: u8,
     /// READs that a queue pair has under way at once.
     pub reads_posted_max: u8,
+    /// The longest message in bytes; 0 if the device does not say.
+    pub message_bytes_max: u32,
     /// Queue pairs that are wanted on a rail of this port.
     pub queue_pairs: u8,
     /// Its usable addresses, best first.
@@ -264,7 +266,7 @@ pub(super) fn read_offer(r: &mut Reader<'_>) -> Result<RailOffer, WireError> {
 }
 
 /// A port with an empty label and no address.
-const PORT_BYTES_MIN: usize = 2 + 8 + 1 + 1 + 2 + 2 + 1 + 4 + 1 + 1 + 1 + 1;
+const PORT_BYTES_MIN: usize = 2 + 8 + 1 + 1 + 2 + 2 + 1 + 4 + 1 + 1 + 4 + 1 + 1;
 
 fn write_port(w: &mut Writer<'_>, port: &RailPort) {
     w.text(&port.label);
@@ -286,6 +288,7 @@ fn write_port(w: &mut Writer<'_>, port: &RailPort) {
     w.u32(port.speed_mbps);
     w.u8(port.reads_served_max);
     w.u8(port.reads_posted_max);
+    w.u32(port.message_bytes_max);
     w.bound(
         port.queue_pairs.into(),
         RAIL_QUEUE_PAIRS_MAX,
@@ -319,6 +322,7 @@ fn read_port(r: &mut Reader<'_>) -> Result<RailPort, WireError> {
     let speed_mbps = r.u32()?;
     let reads_served_max = r.u8()?;
     let reads_posted_max = r.u8()?;
+    let message_bytes_max = r.u32()?;
     let queue_pairs = r.u8()?;
     let wanted = 1..=RAIL_QUEUE_PAIRS_MAX;
     r.require(wanted.contains(&usize::from(queue_pairs)), "queue pairs")?;
@@ -345,6 +349,7 @@ fn read_port(r: &mut Reader<'_>) -> Result<RailPort, WireError> {
         speed_mbps,
         reads_served_max,
         reads_posted_max,
+        message_bytes_max,
         queue_pairs,
         gids,
     })

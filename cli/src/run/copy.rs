@@ -40,10 +40,11 @@ pub(super) async fn transfer(
         },
         Way::Push { destination, .. } => (destination.host.clone(), destination.port),
     };
-    let options = {
+    let mut options = {
         let (interactive, server) = (output.is_interactive(), server_name(&host, port));
         client_options(&job.connection, job.streams, interactive, server)
     };
+    options.transport = job.transport;
     let client = tokio::select! {
         connected = Client::connect(&host, port, options) => match connected {
             Ok(client) => client,

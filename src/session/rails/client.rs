@@ -44,20 +44,22 @@ pub(crate) struct Outcome {
     pub(crate) has_devices: bool,
 }
 
-/// Begins to make rails; the second part tells how the first attempt went. It goes on making anew
-/// what is lost until the sender is dropped.
+/// Begins to make rails, after `known` was given the way for messages about them; tells how the first
+/// attempt went. It goes on making anew what is lost until the sender is dropped.
 pub(crate) fn start<F, O>(
     fabric: Arc<F>,
     owner: Arc<O>,
     workers: Workers,
     book: Arc<Mutex<Book>>,
     rules: ClientRules,
-) -> (RailSender, oneshot::Receiver<Outcome>)
+    known: impl FnOnce(RailSender),
+) -> oneshot::Receiver<Outcome>
 where
     F: Fabric,
     O: Owner<<F::Half as Half>::Connection>,
 {
     let (sender, talk) = Talk::new(fabric, owner, workers, book);
+    known(sender);
     let (first, outcome) = oneshot::channel();
     let client = Client {
         talk,
@@ -65,7 +67,7 @@ where
         attempt_last: 0,
     };
     tokio::spawn(client.run(first));
-    (sender, outcome)
+    outcome
 }
 
 struct Client<F: Fabric, O> {
@@ -321,6 +323,7 @@ fn connect_one<F: Fabric>(
         gid_index: about.index,
         remote_gid: server.gids.first().map_or([0; 16], |gid| gid.gid),
         remote_lid: server.lid,
+        remote_message_bytes_max: server.message_bytes_max,
         agreement,
     };
     half.connect(&path, &end.queue_pairs)

@@ -2,6 +2,7 @@
 //! same over any adapter, and its tests need none.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
@@ -47,6 +48,8 @@ pub(crate) struct Path {
     pub(crate) remote_gid: [u8; 16],
     /// The other end's LID, on InfiniBand.
     pub(crate) remote_lid: u16,
+    /// Its longest message in bytes; 0 if it does not say.
+    pub(crate) remote_message_bytes_max: u32,
     /// What both keep to.
     pub(crate) agreement: Agreement,
 }
@@ -85,7 +88,7 @@ pub(crate) trait Owner<C>: Send + Sync + 'static {
     fn say(&self, message: Message);
 
     /// Takes a queue pair into use; `false` if the session is over.
-    fn attach(&self, link: RailLink, connection: C, lost: LostSender) -> bool;
+    fn attach(self: &Arc<Self>, link: RailLink, connection: C, lost: LostSender) -> bool;
 
     /// Takes one out of use.
     fn detach(&self, link: RailLink);

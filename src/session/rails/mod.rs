@@ -12,6 +12,7 @@
 //! proved by a READ in both directions, and the reasons for those that are not. Nothing here knows
 //! files, regions or lanes; which bytes take which rail is the engine's affair.
 
+pub(crate) mod adapters;
 pub(crate) mod book;
 pub(crate) mod client;
 pub(crate) mod fabric;

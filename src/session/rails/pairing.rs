@@ -401,6 +401,7 @@ mod tests {
             speed_mbps: 100_000,
             reads_served_max: 16,
             reads_posted_max: 16,
+            message_bytes_max: 0,
             queue_pairs: 2,
             gids: gids.collect(),
         }

@@ -273,6 +273,7 @@ fn make<F: Fabric>(
         gid_index: local.gids[local_gid].index,
         remote_gid: remote.gids[usize::from(pair.gid)].gid,
         remote_lid: remote.lid,
+        remote_message_bytes_max: remote.message_bytes_max,
         agreement,
     };
     let report = RailReport::new(rail, local, remote, gid.kind, &agreement);

@@ -287,8 +287,9 @@ where
             key,
             report,
         } = rail;
-        let deadline = deadline.min(Instant::now() + PROBE_DEADLINE);
         self.workers.submit(move || {
+            // From now on: the workers may have had other things to do first.
+            let deadline = deadline.min(Instant::now() + PROBE_DEADLINE);
             let read = |at| half.read_probe(at, &probe, deadline);
             let reads = (0..queue_pairs).map(read).collect();
             // Nobody takes it if the session is gone; then it is dropped here, where it may block.

@@ -190,7 +190,7 @@ impl Owner<Wire> for End {
         }
     }
 
-    fn attach(&self, link: RailLink, connection: Wire, lost: LostSender) -> bool {
+    fn attach(self: &Arc<Self>, link: RailLink, connection: Wire, lost: LostSender) -> bool {
         let before = self.up.lock().unwrap().insert(link, (connection, lost));
         assert!(before.is_none(), "{link:?} is attached twice");
         self.changed.notify_waiters();
@@ -221,6 +221,7 @@ fn port(device: &str, address: &str) -> LocalPort {
             speed_mbps: 10_000,
             reads_served_max: 16,
             reads_posted_max: 16,
+            message_bytes_max: 0,
             queue_pairs: 2,
             gids: vec![PortGid {
                 kind: GidKind::RoceV2,
@@ -277,7 +278,7 @@ async fn join(world: Arc<World>, of_client: &[LocalPort], of_server: &[LocalPort
         },
     );
     client.to.set(server_sender).unwrap();
-    let (client_sender, outcome) = client::start(
+    let outcome = client::start(
         adapters(&world, of_client),
         Arc::clone(&client),
         workers,
@@ -286,8 +287,8 @@ async fn join(world: Arc<World>, of_client: &[LocalPort], of_server: &[LocalPort
             policy: policy(),
             queue_pairs: 2,
         },
+        |client_sender| server.to.set(client_sender).unwrap(),
     );
-    server.to.set(client_sender).unwrap();
     let outcome = tokio::time::timeout(PATIENCE, outcome)
         .await
         .unwrap()
