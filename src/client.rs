@@ -8,6 +8,7 @@ mod local;
 mod operations;
 mod remote_file;
 mod transfer;
+mod transport;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ pub use local::sum_local;
 pub use operations::Ping;
 pub use remote_file::RemoteFile;
 pub use transfer::{Canceller, Transfer};
+pub use transport::TransportReport;
 
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
@@ -161,17 +163,23 @@ impl Client {
         operations::make_directory(&self.session, path, parents).await
     }
 
-    /// The transport that moves this session's data, and why none better.
-    pub fn transport(&self) -> (&'static str, &'static str) {
-        ("tcp", transfer::TCP_REASON)
-    }
-
     /// Measures the round trip and tells what the server says of its transports.
     ///
     /// # Errors
     /// That the server can't be reached any more or does not answer in time.
     pub async fn ping(&self) -> Result<Ping, Error> {
         operations::ping(&self.session).await
+    }
+
+    /// Makes the session's data connections if they are not there yet, and tells what they are and
+    /// why not better.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TransportUnavailable`](crate::ErrorKind::TransportUnavailable) if the transport
+    /// that was asked for is not there; that the server can't be reached.
+    pub async fn transport(&self) -> Result<TransportReport, Error> {
+        self.session.connect_data().await?;
+        Ok(self.session.transport())
     }
 
     /// Opens a file on the server for random reads without a copy on disk.

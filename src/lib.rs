@@ -88,13 +88,16 @@ pub mod wire;
 #[doc(hidden)]
 pub mod workers;
 
-pub use client::{Canceller, Client, Ping, PullSource, RemoteFile, Transfer, sum_local};
+pub use client::{
+    Canceller, Client, Ping, PullSource, RemoteFile, Transfer, TransportReport, sum_local,
+};
 pub use error::{Error, ErrorKind};
 pub use ids::TransferId;
 pub use integrity::Hex;
 pub use location::{Location, Side};
 pub use options::{
-    ClientOptions, HashKind, Overwrite, Preserve, TransferOptions, TransportChoice, UnknownHost,
+    ClientOptions, HashKind, IpNetwork, Overwrite, Preserve, RdmaMemory, RdmaOptions,
+    TransferOptions, TransportChoice, UnknownHost,
 };
 pub use progress::{EntryType, Event, Failure, Progress, Report};
 pub use remote::{DEFAULT_PORT, Remote};

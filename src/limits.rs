@@ -55,12 +55,19 @@ pub const OPEN_FILES_MAX: usize = 128;
 pub const WANT_RANGES_MAX: usize = 16 << 10;
 /// Most digests that a receiver keeps for chunks that no grant has told yet.
 pub const EARLY_DIGESTS_MAX: usize = 4 * DIGESTS_MAX;
-/// Most rails that a grant has keys for.
+/// Most rails of a session, and so keys of a grant. Rail 0 is tcp; the others are pairs of RDMA
+/// ports.
 pub const RAILS_MAX: usize = 16;
 /// Most kinds of remarks in one message.
 pub const REMARKS_MAX: usize = 16;
 /// Most entries that one remark names, and that are kept of one kind.
 pub const REMARK_ENTRIES_MAX: usize = 4;
+/// Most RDMA ports that one end tells of.
+pub const RAIL_PORTS_MAX: usize = 16;
+/// Most addresses of one port that are told.
+pub const PORT_GIDS_MAX: usize = 8;
+/// Most queue pairs of one rail.
+pub const RAIL_QUEUE_PAIRS_MAX: usize = 8;
 /// How often a chunk is read again after its digest did not match.
 pub const REPAIRS_MAX: u32 = 3;
 /// Longest text in a fault, greeting or log line from a peer, in bytes.
@@ -104,3 +111,9 @@ const _: () = assert!((1 + TRANSPORTS_MAX * 2) * (TEXT_BYTES_MAX + 8) + 64 < GRE
 const _: () =
     assert!(PACK_FILES_MAX * 128 + GRANT_EXTENTS_MAX * 16 + RAILS_MAX * 18 < FRAME_BYTES_MAX);
 const _: () = assert!(BATCH_ENTRIES_MAX * (TEXT_BYTES_MAX + 16) < FRAME_BYTES_MAX);
+// An answer: a port of the server, a half of its rail and a reason for each port of the offer.
+const _: () = assert!(
+    RAIL_PORTS_MAX * (2 * TEXT_BYTES_MAX + 128 + PORT_GIDS_MAX * 17 + RAIL_QUEUE_PAIRS_MAX * 8)
+        < FRAME_BYTES_MAX
+);
+const _: () = assert!(RAILS_MAX <= RAIL_PORTS_MAX + 1);

@@ -4,8 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
+use crate::limits::RAIL_QUEUE_PAIRS_MAX;
+pub use crate::session::exposing::rails::RdmaMemory;
 use crate::session::known_hosts::HostTrust;
+pub use crate::session::rails::network::IpNetwork;
 use crate::units::ChunkSize;
 pub use crate::wire::message::{HashKind, Overwrite, Preserve};
 
@@ -28,6 +32,89 @@ pub struct ClientOptions {
     /// A read of an open file fails if nothing of it came for this long. Default 60 s. Transfers
     /// have a limit of their own, [`TransferOptions::stall_timeout`].
     pub stall_timeout: Duration,
+    /// The way that bytes take, in all transfers of the session. Default: the best that works.
+    pub transport: TransportChoice,
+    /// How RDMA is used if it is.
+    pub rdma: RdmaOptions,
+}
+
+/// How RDMA is used. What concerns the wire must suit the network; the defaults suit one that loses
+/// little.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RdmaOptions {
+    /// Whether it is used at all. Default yes, where there are devices.
+    pub enabled: bool,
+    /// Devices to use: names (`mlx5_0`), names with a port (`mlx5_0:1`), network interfaces
+    /// (`eth0`) or GUIDs (`5254:00ff:fe12:3456`). Default: all.
+    pub devices: Vec<String>,
+    /// The one address of each port to use, by its index in the port's table. Default: the best
+    /// that suits the other end, RoCE v2 with an IP address first. Indices move when addresses do.
+    pub gid_index: Option<u8>,
+    /// DSCP and ECN bits of packets. Default 0.
+    pub traffic_class: u8,
+    /// InfiniBand's service level, or RoCE's priority; 0 to 15. Default 0.
+    pub service_level: u8,
+    /// Queue pairs per pair of ports; 1 to 8. Default 2: one alone leaves its link idle while it
+    /// recovers from a loss.
+    pub queue_pairs: u8,
+    /// How often a packet is sent again; 0 to 7. Default 6, as some devices take 7 for "for ever".
+    pub retry_count: u8,
+    /// How long until it is: 4.096 us times 2 to the power of this; 1 to 31. Default 14: 67 ms.
+    pub timeout: u8,
+    /// How often it is tried again when the other end is not ready; 0 to 7. Default 7: for ever.
+    pub rnr_retry: u8,
+    /// The code of the delay before that; 0 to 31. Default 12: 0.64 ms.
+    pub min_rnr_timer: u8,
+    /// How files get before the adapters when this end sends. Default: the best that works for each
+    /// file system; the log says which and why.
+    pub memory: RdmaMemory,
+    /// Networks beside the ports' own in which the other end's ports may be, where they are reached
+    /// through routers. The address that the session was made with is always allowed.
+    pub peer_networks: Vec<IpNetwork>,
+}
+
+impl Default for RdmaOptions {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            devices: Vec::new(),
+            gid_index: None,
+            traffic_class: 0,
+            service_level: 0,
+            queue_pairs: 2,
+            retry_count: 6,
+            timeout: 14,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            memory: RdmaMemory::Auto,
+            peer_networks: Vec::new(),
+        }
+    }
+}
+
+impl RdmaOptions {
+    /// The first value that can't be, with its name and what may be written.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`].
+    pub fn check(&self) -> Result<(), Error> {
+        let queue_pairs_max = u8::try_from(RAIL_QUEUE_PAIRS_MAX).unwrap_or(u8::MAX);
+        for (name, value, least, most) in [
+            ("service_level", self.service_level, 0, 15),
+            ("queue_pairs", self.queue_pairs, 1, queue_pairs_max),
+            ("retry_count", self.retry_count, 0, 7),
+            ("timeout", self.timeout, 1, 31),
+            ("rnr_retry", self.rnr_retry, 0, 7),
+            ("min_rnr_timer", self.min_rnr_timer, 0, 31),
+        ] {
+            if !(least..=most).contains(&value) {
+                let message = format!("rdma.{name} is {value}: write {least} to {most}");
+                return Err(Error::new(ErrorKind::Usage, message));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a client does about a host whose key is not pinned yet.
@@ -52,6 +139,8 @@ impl Default for ClientOptions {
             connect_timeout: Duration::from_secs(10),
             streams: None,
             stall_timeout: Duration::from_secs(60),
+            transport: TransportChoice::Auto,
+            rdma: RdmaOptions::default(),
         }
     }
 }
@@ -91,8 +180,6 @@ pub struct TransferOptions {
     pub make_parents: bool,
     /// Files are durable before they count as done. Default yes.
     pub sync: bool,
-    /// Default: the best that works.
-    pub transport: TransportChoice,
     /// The first failure ends the run. Default no: a tree goes on and lists what failed.
     pub fail_early: bool,
     /// The run ends if nothing moved for this long. Default 120 s.
@@ -112,7 +199,6 @@ impl Default for TransferOptions {
             overwrite: Overwrite::IfDifferent,
             make_parents: false,
             sync: true,
-            transport: TransportChoice::Auto,
             fail_early: false,
             stall_timeout: Duration::from_secs(120),
             id: None,

@@ -50,8 +50,10 @@ pub enum Event {
         transfer: TransferId,
         /// `rdma`, `tcp`, `local`.
         transport: &'static str,
-        /// Why this transport and none better.
+        /// Why this transport and none better; for rdma, its rails.
         reason: String,
+        /// What a person should know of that choice though nothing failed.
+        note: Option<String>,
     },
     /// Totals moved on. Sent at most ten times a second.
     Progress(Progress),

@@ -10,11 +10,13 @@ use tokio::task::JoinHandle;
 
 use crate::error::{Error, ErrorKind};
 use crate::limits::{EXPORT_NAME_BYTES_MAX, STREAMS_MAX};
+use crate::options::RdmaOptions;
 use crate::session::host_key::HostKey;
 use crate::session::machinery::machinery;
 use crate::session::serving::{self, Exported, Serving};
 use crate::session::tls;
 use crate::storage::{Identity, Root};
+use crate::wire::message::TransportOffer;
 
 /// A directory that a server offers under a name.
 #[derive(Clone, Debug)]
@@ -119,6 +121,7 @@ pub struct ServerBuilder {
     state_directory: Option<PathBuf>,
     auth_none: bool,
     limits: ServerLimits,
+    rdma: RdmaOptions,
 }
 
 impl ServerBuilder {
@@ -156,6 +159,13 @@ impl ServerBuilder {
     #[must_use]
     pub fn limits(mut self, limits: ServerLimits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Sets how RDMA is used.
+    #[must_use]
+    pub fn rdma(mut self, rdma: RdmaOptions) -> Self {
+        self.rdma = rdma;
         self
     }
 
@@ -198,7 +208,7 @@ impl ServerBuilder {
             .iter()
             .filter_map(|listener| listener.local_addr().ok())
             .collect();
-        let serving = Serving::new(machinery, exports, config, self.limits);
+        let serving = Serving::new(machinery, exports, config, self.limits, self.rdma);
         let tasks = listeners
             .into_iter()
             .map(|listener| tokio::spawn(serving::accept(Arc::clone(&serving), listener)))
@@ -212,6 +222,7 @@ impl ServerBuilder {
     }
 
     fn check(&self) -> Result<(), Error> {
+        self.rdma.check()?;
         let usage = |message: String| Err(Error::new(ErrorKind::Usage, message));
         if self.exports.is_empty() {
             return usage("a server without exports serves nothing".to_owned());
@@ -282,6 +293,11 @@ impl Server {
         } else {
             format!("readiness loop: {}", reactor.reason)
         }
+    }
+
+    /// What clients are told of the transports here.
+    pub async fn transports(&self) -> Vec<TransportOffer> {
+        self.serving.transports().await
     }
 
     /// How many sessions there are.

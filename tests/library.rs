@@ -44,6 +44,10 @@ impl World {
         }
     }
 
+    fn port(&self) -> u16 {
+        self.server.local_addrs()[0].port()
+    }
+
     fn write(&self, name: &str, content: &[u8]) {
         std::fs::write(self.exported.path().join(name), content).expect("a file is written");
     }
@@ -298,14 +302,32 @@ async fn many_transfers_share_one_session() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transport_that_is_not_there_is_an_error_when_forced() {
     let world = World::new().await;
-    for transport in [TransportChoice::Rdma, TransportChoice::Local] {
-        let mut options = TransferOptions::default();
+    let connect = async |transport| {
+        let mut options = ClientOptions::default();
+        options.known_hosts = Some(world.local.path().join("known"));
+        options.unknown_host = UnknownHost::AcceptNew;
         options.transport = transport;
-        let source = PullSource::new("data", "file");
-        let transfer = world.client.pull(&[source], Path::new("nowhere"), options);
-        let error = transfer.finish().await.expect_err("there is none");
-        assert_eq!(error.kind(), ErrorKind::TransportUnavailable);
-    }
+        Client::connect("127.0.0.1", world.port(), options).await
+    };
+    let error = connect(TransportChoice::Local)
+        .await
+        .err()
+        .expect("there is none");
+    assert_eq!(error.kind(), ErrorKind::TransportUnavailable);
+    let client = connect(TransportChoice::Rdma)
+        .await
+        .expect("it is not known yet");
+    let source = PullSource::new("data", "file");
+    let transfer = client.pull(&[source], Path::new("nowhere"), TransferOptions::default());
+    let error = transfer.finish().await.expect_err("there is none");
+    assert_eq!(error.kind(), ErrorKind::TransportUnavailable);
+    // Whatever RDMA there may be on this host is not asked for.
+    let client = connect(TransportChoice::Tcp).await.expect("it is there");
+    let chosen = client.transport().await.expect("it is there");
+    assert_eq!(
+        (chosen.transport, chosen.reason.as_str()),
+        ("tcp", "tcp was asked for")
+    );
 }
 
 #[tokio::test]

@@ -5,9 +5,11 @@ use rdcp::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind, ManifestPage,
-    Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, Remark, RemarkKind,
-    RemotePath, RootName, TransportOffer, Wanted, Welcome,
+    ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, LinkLayer, Listed,
+    ListedKind, ManifestPage, Open, Operation, Outcome, Overwrite, PathMtu, Placement, PortGid,
+    Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailEnd, RailLink, RailOffer, RailPair,
+    RailPort, RailReady, RegionKey, Remark, RemarkKind, RemotePath, RootName, TransportOffer,
+    Wanted, Welcome,
 };
 use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
 
@@ -35,6 +37,39 @@ golden! {
     });
     ping: Message::Ping { nonce: 7 };
     pong: Message::Pong { nonce: 7 };
+    rail_offer: Message::RailOffer(RailOffer {
+        attempt: 3,
+        ports: vec![
+            RailPort { gids: vec![gid(GidKind::RoceV2), gid(GidKind::RoceV1)], ..port("mlx5_0/1") },
+            RailPort {
+                link: LinkLayer::InfiniBand,
+                lid: 9,
+                gids: vec![gid(GidKind::InfiniBand)],
+                ..port("ib0/1")
+            },
+        ],
+    });
+    rail_answer: Message::RailAnswer(RailAnswer {
+        attempt: 3,
+        rails: vec![RailPair {
+            rail: 1,
+            port: 0,
+            gid: 0,
+            server: RailPort { gids: vec![gid(GidKind::RoceV2)], ..port("rxe0/1") },
+            end: rail_end(),
+        }],
+        reasons: vec!["no".into()],
+    });
+    rail_connect: Message::RailConnect(RailConnect { attempt: 3, rails: vec![(1, rail_end())] });
+    rail_ready: Message::RailReady(RailReady { attempt: 3, rails: vec![1, 15], reasons: vec![] });
+    rail_proof: Message::RailProof {
+        link: RailLink { attempt: 3, rail: 1, queue_pair: 7 },
+        read: DIGEST,
+    };
+    rail_down: Message::RailDown {
+        link: RailLink { attempt: 3, rail: 1, queue_pair: 0 },
+        reason: "retries ran out".into(),
+    };
     goodbye: Message::Goodbye(Fault::new(FaultCode::Busy, "drängt"));
     open_pull: Message::Open(Open {
         direction: Direction::Pull(vec![path("data", b"a/b"), path("data", b"")]),
@@ -130,7 +165,13 @@ fn check(bytes: &[u8], message: Message) {
         | Message::Welcome(_)
         | Message::Ping { .. }
         | Message::Pong { .. }
-        | Message::Goodbye(_) => TransferId::NONE,
+        | Message::Goodbye(_)
+        | Message::RailOffer(_)
+        | Message::RailAnswer(_)
+        | Message::RailConnect(_)
+        | Message::RailReady(_)
+        | Message::RailProof { .. }
+        | Message::RailDown { .. } => TransferId::NONE,
         _ => TransferId(std::array::from_fn(|at| 0xa0 + u8::try_from(at).unwrap())),
     };
     let envelope = Envelope { transfer, message };
@@ -149,6 +190,53 @@ fn bytes_of(hex: &str) -> Vec<u8> {
     code.flat_map(str::split_ascii_whitespace)
         .map(|digits| u8::from_str_radix(digits, 16).unwrap())
         .collect()
+}
+
+fn port(label: &str) -> RailPort {
+    RailPort {
+        label: label.into(),
+        guid: 0x1122_3344_5566_7788,
+        number: 1,
+        link: LinkLayer::Ethernet,
+        lid: 0,
+        pkey: 0xffff,
+        mtu: PathMtu::B4096,
+        speed_mbps: 100_000,
+        reads_served_max: 16,
+        reads_posted_max: 8,
+        message_bytes_max: 1 << 24,
+        queue_pairs: 2,
+        gids: Vec::new(),
+    }
+}
+
+fn gid(kind: GidKind) -> PortGid {
+    let gid = match kind {
+        GidKind::RoceV2 => [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 7],
+        GidKind::RoceV1 => [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+        GidKind::InfiniBand => [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2],
+    };
+    PortGid { kind, gid }
+}
+
+fn rail_end() -> RailEnd {
+    RailEnd {
+        probe: Probe {
+            address: 0x7f00_0000_1000,
+            key: RemoteKey(0xdead_beef),
+            digest: DIGEST,
+        },
+        queue_pairs: vec![
+            QueuePair {
+                number: 0x11,
+                psn: 0xab_cdef,
+            },
+            QueuePair {
+                number: 0x12,
+                psn: 1,
+            },
+        ],
+    }
 }
 
 fn offer(name: &str, available: bool, reason: &str) -> TransportOffer {

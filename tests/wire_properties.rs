@@ -8,9 +8,11 @@ use rdcp::limits::{FRAME_BYTES_MAX, TEXT_BYTES_MAX};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind, ManifestPage,
-    Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, Remark, RemarkKind,
-    RemotePath, RootName, TransportOffer, Wanted, Welcome,
+    ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, LinkLayer, Listed,
+    ListedKind, ManifestPage, Open, Operation, Outcome, Overwrite, PathMtu, Placement, PortGid,
+    Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailEnd, RailLink, RailOffer, RailPair,
+    RailPort, RailReady, RegionKey, Remark, RemarkKind, RemotePath, RootName, TransportOffer,
+    Wanted, Welcome,
 };
 use rdcp::wire::{
     Decoder, Envelope, FRAME_HEADER_BYTES, Fault, FaultCode, Message, WireError, encode,
@@ -168,7 +170,104 @@ fn of_session() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|nonce| Message::Ping { nonce }),
         any::<u64>().prop_map(|nonce| Message::Pong { nonce }),
         fault().prop_map(Message::Goodbye),
+        of_rails(),
     ]
+}
+
+fn of_rails() -> impl Strategy<Value = Message> {
+    let rail = || 1_u16..16;
+    let link = || {
+        (any::<u32>(), rail(), 0_u8..8).prop_map(|(attempt, rail, queue_pair)| RailLink {
+            attempt,
+            rail,
+            queue_pair,
+        })
+    };
+    let reasons = || vec(text(), 0..4);
+    let pair = (rail(), 0_u8..16, 0_u8..8, rail_port(1..=1), rail_end()).prop_map(
+        |(rail, port, gid, server, end)| RailPair {
+            rail,
+            port,
+            gid,
+            server,
+            end,
+        },
+    );
+    prop_oneof![
+        (any::<u32>(), vec(rail_port(0..=8), 0..=16))
+            .prop_map(|(attempt, ports)| Message::RailOffer(RailOffer { attempt, ports })),
+        (any::<u32>(), vec(pair, 0..=15), reasons()).prop_map(|(attempt, rails, reasons)| {
+            Message::RailAnswer(RailAnswer {
+                attempt,
+                rails,
+                reasons,
+            })
+        }),
+        (any::<u32>(), vec((rail(), rail_end()), 0..=15))
+            .prop_map(|(attempt, rails)| Message::RailConnect(RailConnect { attempt, rails })),
+        (any::<u32>(), vec(rail(), 0..=15), reasons()).prop_map(|(attempt, rails, reasons)| {
+            Message::RailReady(RailReady {
+                attempt,
+                rails,
+                reasons,
+            })
+        }),
+        (link(), any::<[u8; 32]>()).prop_map(|(link, read)| Message::RailProof { link, read }),
+        (link(), text()).prop_map(|(link, reason)| Message::RailDown { link, reason }),
+    ]
+}
+
+fn rail_port(gids: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = RailPort> {
+    let kind = prop_oneof![
+        Just(GidKind::InfiniBand),
+        Just(GidKind::RoceV1),
+        Just(GidKind::RoceV2)
+    ];
+    let gid = (kind, any::<[u8; 16]>()).prop_map(|(kind, gid)| PortGid { kind, gid });
+    let link = prop_oneof![Just(LinkLayer::InfiniBand), Just(LinkLayer::Ethernet)];
+    let mtu = (256_u32..9000).prop_filter_map("an mtu", PathMtu::from_bytes);
+    let numbers = (any::<u64>(), any::<u8>(), any::<u16>(), any::<u16>());
+    let limits = (
+        any::<u32>(),
+        any::<u8>(),
+        any::<u8>(),
+        any::<u32>(),
+        1_u8..=8,
+    );
+    (text(), numbers, link, mtu, limits, vec(gid, gids)).prop_map(
+        |(label, (guid, number, lid, pkey), link, mtu, limits, gids)| {
+            let (speed_mbps, reads_served_max, reads_posted_max, message_bytes_max, queue_pairs) =
+                limits;
+            RailPort {
+                label,
+                guid,
+                number,
+                link,
+                lid,
+                pkey,
+                mtu,
+                speed_mbps,
+                reads_served_max,
+                reads_posted_max,
+                message_bytes_max,
+                queue_pairs,
+                gids,
+            }
+        },
+    )
+}
+
+fn rail_end() -> impl Strategy<Value = RailEnd> {
+    let pair = (0_u32..1 << 24, 0_u32..1 << 24).prop_map(|(number, psn)| QueuePair { number, psn });
+    let probe = (any::<u64>(), any::<u64>(), any::<[u8; 32]>());
+    (probe, vec(pair, 1..=8)).prop_map(|((address, key, digest), queue_pairs)| RailEnd {
+        probe: Probe {
+            address,
+            key: RemoteKey(key),
+            digest,
+        },
+        queue_pairs,
+    })
 }
 
 fn of_transfer() -> impl Strategy<Value = Message> {

@@ -11,7 +11,7 @@ use clap::builder::styling::{AnsiColor, Effects, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use rdcp::limits::STREAMS_MAX;
-use rdcp::options::{HashKind, Overwrite, TransportChoice};
+use rdcp::options::{HashKind, Overwrite, RdmaMemory, TransportChoice};
 use rdcp::units::ChunkSize;
 
 const STYLES: Styles = Styles::styled()
@@ -238,6 +238,9 @@ pub(crate) struct TransferArgs {
     /// The way that bytes take; a choice that is not available is an error, never replaced
     #[arg(long, value_enum, value_name = "NAME", default_value_t, help_heading = DATA_PATH)]
     pub(crate) transport: TransportArg,
+    /// How files get before RDMA adapters when this end sends: for tests, as the best is found by trying
+    #[arg(long, value_enum, value_name = "WAY", default_value_t, hide = true, help_heading = DATA_PATH)]
+    pub(crate) rdma_memory: RdmaMemoryArg,
     /// Unit of verification and repair: a power of two from 64K to 16M [default: 1M]
     #[arg(long, value_name = "SIZE", value_parser = chunk_size, help_heading = DATA_PATH)]
     pub(crate) chunk: Option<ChunkSize>,
@@ -485,6 +488,31 @@ impl From<SumHashArg> for HashKind {
         match arg {
             SumHashArg::Blake3 => Self::Blake3,
             SumHashArg::Sha256 => Self::Sha256,
+        }
+    }
+}
+
+/// `--rdma-memory`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RdmaMemoryArg {
+    /// The best that works for each file system
+    #[default]
+    Auto,
+    /// Mapped, and faulted in by the adapter
+    Odp,
+    /// Mapped and pinned
+    Mmap,
+    /// Copied
+    Pool,
+}
+
+impl From<RdmaMemoryArg> for RdmaMemory {
+    fn from(arg: RdmaMemoryArg) -> Self {
+        match arg {
+            RdmaMemoryArg::Auto => Self::Auto,
+            RdmaMemoryArg::Odp => Self::Odp,
+            RdmaMemoryArg::Mmap => Self::Mmap,
+            RdmaMemoryArg::Pool => Self::Pool,
         }
     }
 }

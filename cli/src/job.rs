@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use rdcp::options::{HashKind, Overwrite, TransferOptions};
+use rdcp::options::{HashKind, Overwrite, RdmaMemory, TransferOptions, TransportChoice};
 use rdcp::remote::Remote;
 use rdcp::{Error, ErrorKind};
 
@@ -84,6 +84,9 @@ pub(crate) struct TransferJob {
     pub(crate) options: TransferOptions,
     /// Data connections, if told.
     pub(crate) streams: Option<usize>,
+    /// The way that bytes take.
+    pub(crate) transport: TransportChoice,
+    pub(crate) rdma_memory: RdmaMemory,
     /// How the server is trusted.
     pub(crate) connection: ConnectionArgs,
     /// What is told.
@@ -378,15 +381,18 @@ fn transfer_job(
     };
     options.make_parents = transfer.mkpath;
     options.sync = !transfer.no_fsync;
-    options.transport = transfer.transport.into();
     options.fail_early = transfer.fail_early;
     options.chunk = transfer.chunk.unwrap_or(options.chunk);
     options.stall_timeout = transfer.timeout.unwrap_or(options.stall_timeout);
     let streams = transfer.streams.map(usize::from);
+    let transport = transfer.transport.into();
+    let rdma_memory = transfer.rdma_memory.into();
     Job::Transfer(Box::new(TransferJob {
         way,
         options,
         streams,
+        transport,
+        rdma_memory,
         connection,
         output,
     }))
@@ -483,7 +489,6 @@ mod tests {
     use super::*;
     use crate::args::Cli;
     use clap::Parser;
-    use rdcp::options::TransportChoice;
     use std::time::Duration;
 
     fn job(line: &str) -> Result<Job, Error> {
@@ -586,7 +591,7 @@ mod tests {
         assert!(options.fail_early && !options.sync && !options.preserve.symlinks);
         assert_eq!(options.hash, HashKind::Sha256);
         assert_eq!(options.overwrite, Overwrite::Older);
-        assert_eq!(options.transport, TransportChoice::Tcp);
+        assert_eq!(job.transport, TransportChoice::Tcp);
         assert_eq!(options.chunk.bytes(), 4 << 20);
         assert_eq!(options.stall_timeout, Duration::from_secs(300));
         assert_eq!(job.streams, Some(3));

@@ -31,7 +31,8 @@ pub(crate) async fn start(settings: &Settings) -> Result<Server, StartError> {
     let mut builder = Server::builder()
         .state_directory(state_dir)
         .auth_none(settings.auth.is_some())
-        .limits(limits);
+        .limits(limits)
+        .rdma(settings.rdma.options());
     for address in &settings.listen.value {
         builder = builder.listen(*address);
     }
@@ -39,11 +40,11 @@ pub(crate) async fn start(settings: &Settings) -> Result<Server, StartError> {
         builder = builder.export(export.value.offer());
     }
     let server = builder.start().await?;
-    announce(&server, settings);
+    announce(&server, settings).await;
     Ok(server)
 }
 
-fn announce(server: &Server, settings: &Settings) {
+async fn announce(server: &Server, settings: &Settings) {
     for address in server.local_addrs() {
         info!(%address, "listening");
     }
@@ -53,6 +54,10 @@ fn announce(server: &Server, settings: &Settings) {
         info!(name = export.name, path = ?export.path, writable = export.writable, "export");
     }
     info!(reactor = server.reactor(), "data plane");
+    for offer in server.transports().await {
+        let (name, available) = (&offer.name, offer.available);
+        info!(name, available, reason = offer.reason, "transport");
+    }
     if settings.auth.is_some() {
         warn!(
             "AUTHENTICATION IS OFF (auth = none): everybody who reaches this port may read the \

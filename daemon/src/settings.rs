@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 use crate::args::Args;
 use crate::config::Config;
 use crate::config::problem::{Problems, Source};
+use crate::config::rdma::ConfigRdma;
 use crate::export::CheckedExport;
 use crate::state_dir;
 
@@ -76,6 +77,7 @@ pub(crate) struct Settings {
     pub(crate) sessions_max: Said<usize>,
     pub(crate) log_format: Said<LogFormat>,
     pub(crate) log_filter: Said<String>,
+    pub(crate) rdma: ConfigRdma,
     pub(crate) exports: Vec<Said<CheckedExport>>,
 }
 
@@ -125,6 +127,7 @@ impl Settings {
                 config.log_filter,
                 &mut problems,
             ),
+            rdma: config.rdma,
             exports: join_exports(args.exports, config.exports, from_file, &mut problems),
         };
         problems.into_result(settings)
@@ -173,6 +176,12 @@ impl Settings {
             quoted(&self.log_filter.value),
             &self.log_filter.source,
         );
+        for (key, value, source) in self.rdma.lines() {
+            let _ = writeln!(out, "{:<44} # {source}", format!("rdma.{key} = {value}"));
+        }
+        let mut line = |key: &str, value: String, source: &Source| {
+            let _ = writeln!(out, "{:<44} # {source}", format!("{key} = {value}"));
+        };
         for export in &self.exports {
             let CheckedExport {
                 name,
@@ -471,11 +480,14 @@ mod tests {
 
     #[test]
     fn what_is_shown_can_be_read_again() {
-        let first = join(&["--export", "a.b=/tmp:rw", "--auth", "none"], EXPORT).unwrap();
+        let config = format!("[rdma]\ndevices = [\"a:1\"]\ngid_index = 3\n{EXPORT}");
+        let first = join(&["--export", "a.b=/tmp:rw", "--auth", "none"], &config).unwrap();
         let shown = first.to_toml();
         let again = join(&[], &shown).unwrap();
         assert_eq!(again.exports.len(), 2);
         assert_eq!(again.listen.value, first.listen.value);
+        assert_eq!(again.rdma.options(), first.rdma.options());
+        assert_eq!(again.rdma.options().gid_index, Some(3));
         assert!(
             shown.contains("# --export") && shown.contains("# default"),
             "{shown}"

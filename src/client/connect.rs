@@ -3,16 +3,17 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
 
+use super::transport::{self, TransportReport, Tried};
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::limits::STREAMS_MAX;
-use crate::options::{ClientOptions, UnknownHost};
+use crate::options::{ClientOptions, RdmaOptions, TransportChoice, UnknownHost};
 use crate::remote::Remote;
 use crate::session::SOFTWARE;
 use crate::session::control::{self, ConnectOptions, ControlError, ControlWriter, TlsReader};
@@ -21,6 +22,7 @@ use crate::session::known_hosts::{HostDecision, HostPolicy, HostPort, KnownHosts
 use crate::session::machinery::{Machinery, machinery};
 use crate::session::peer::{Peer, Seat};
 use crate::session::pulse::Pulse;
+use crate::session::rails::talk::RailSender;
 use crate::wire::message::Welcome;
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
@@ -44,6 +46,12 @@ pub(super) struct Session {
     data: Arc<Data>,
     stall_timeout: Duration,
     tasks: Mutex<Vec<JoinHandle<()>>>,
+    transport: TransportChoice,
+    rdma: RdmaOptions,
+    /// The way to whoever makes rails, once they were asked for.
+    rails: Arc<OnceLock<RailSender>>,
+    /// What came of that.
+    tried: OnceLock<Tried>,
 }
 
 /// What it takes to make data connections.
@@ -63,6 +71,11 @@ impl Session {
         port: u16,
         options: ClientOptions,
     ) -> Result<Arc<Self>, Error> {
+        options.rdma.check()?;
+        if options.transport == TransportChoice::Local {
+            let reason = "same-host copies are not part of this release";
+            return Err(transport::unavailable("local", reason));
+        }
         let machinery = machinery()?;
         let host = HostPort::new(host, port);
         let connect = ConnectOptions {
@@ -102,9 +115,11 @@ impl Session {
             host_key = %control.fingerprint,
             "connected"
         );
+        let rails = Arc::new(OnceLock::new());
         let reading = tokio::spawn(read(
             host.clone(),
             control.reader,
+            Arc::clone(&rails),
             Arc::clone(&peer),
             control.writer.clone(),
             Arc::clone(&pulse),
@@ -126,6 +141,10 @@ impl Session {
             data,
             stall_timeout: options.stall_timeout,
             tasks: Mutex::new(vec![reading, beating]),
+            transport: options.transport,
+            rdma: options.rdma,
+            rails,
+            tried: OnceLock::new(),
         }))
     }
 
@@ -177,14 +196,22 @@ impl Session {
     pub(super) async fn connect_data(&self) -> Result<(), Error> {
         let mut made = self.data.making.lock().await;
         if !*made {
+            let up = self.make_rails().await?;
+            let streams = match (self.transport, up) {
+                (TransportChoice::Rdma, _) => 0,
+                // It stands by for what rails can't reach, and for when they are lost.
+                (_, true) => 1,
+                _ => self.data.streams,
+            };
             let mut first_error = None;
-            for _ in 0..self.data.streams {
+            for _ in 0..streams {
                 match self.data.connect(&self.peer).await {
                     Ok(()) => {}
                     Err(error) => first_error = Some(error),
                 }
             }
             if self.peer.connections() == 0
+                && !up
                 && let Some(error) = first_error
             {
                 let message = format!("{}: the server takes no data connection", self.host);
@@ -192,13 +219,57 @@ impl Session {
             }
             *made = true;
             let (peer, data) = (Arc::clone(&self.peer), Arc::clone(&self.data));
-            let keeping = tokio::spawn(async move { data.keep(&peer).await });
+            let keeping = tokio::spawn(async move { data.keep(&peer, streams).await });
             self.tasks
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(keeping);
         }
         Ok(())
+    }
+
+    /// Makes rails, if they are wanted. Says whether there are any.
+    async fn make_rails(&self) -> Result<bool, Error> {
+        if self.transport == TransportChoice::Tcp {
+            return Ok(false);
+        }
+        if let Some(tried) = self.tried.get() {
+            return Ok(tried.up);
+        }
+        let server = self.data.server.ip();
+        let workers = &self.machinery.workers;
+        let begun = transport::begin(
+            &self.peer,
+            &self.welcome,
+            server,
+            (&self.rdma, self.transport == TransportChoice::Rdma),
+            workers,
+            // Tried once in a session, so nobody has set it.
+            |sender| drop(self.rails.set(sender)),
+        );
+        let tried = match begun.await {
+            Ok(outcome) => transport::first(outcome).await,
+            Err(tried) => tried,
+        };
+        let up = tried.up;
+        let reasons = tried.reasons.join("; ");
+        tracing::debug!(session = %self.peer.id, up, reasons = %reasons.escape_debug(), "rdma");
+        let _ = self.tried.set(tried);
+        if !up && self.transport == TransportChoice::Rdma {
+            return Err(transport::unavailable("rdma", &reasons));
+        }
+        Ok(up)
+    }
+
+    /// What data goes by now, and why.
+    pub(super) fn transport(&self) -> TransportReport {
+        let rails = {
+            let book = self.peer.rails.book.lock();
+            book.unwrap_or_else(PoisonError::into_inner).reports()
+        };
+        let rails: Vec<_> = rails.iter().map(ToString::to_string).collect();
+        let untried = Tried::default();
+        transport::report(self.transport, self.tried.get().unwrap_or(&untried), &rails)
     }
 
     /// Asks the server for a sign of life.
@@ -247,10 +318,10 @@ impl Data {
     }
 
     /// Makes lost connections anew, for as long as the session lasts.
-    async fn keep(&self, peer: &Arc<Peer>) {
+    async fn keep(&self, peer: &Arc<Peer>, streams: usize) {
         let mut pause = RECONNECT_PAUSE;
         while peer.over().is_none() {
-            if peer.connections() >= self.streams {
+            if peer.connections() >= streams {
                 pause = RECONNECT_PAUSE;
                 peer.connection_lost().await;
                 continue;
@@ -271,6 +342,7 @@ impl Data {
 async fn read(
     host: HostPort,
     mut reader: TlsReader,
+    rails: Arc<OnceLock<RailSender>>,
     peer: Arc<Peer>,
     writer: ControlWriter,
     pulse: Arc<Pulse>,
@@ -299,7 +371,19 @@ async fn read(
                 Message::Ping { nonce } => peer.pong(nonce),
                 Message::Pong { nonce } => pulse.answered(nonce),
                 Message::Goodbye(fault) => break fault,
-                _ => break Fault::new(FaultCode::Protocol, "the server spoke out of turn"),
+                message @ (Message::RailAnswer(_)
+                | Message::RailReady(_)
+                | Message::RailProof { .. }
+                | Message::RailDown { .. }) => {
+                    // Without an offer of ours there is nothing to say about rails.
+                    let told = rails.get().map(|rails| rails.hear(message));
+                    match told {
+                        Some(Ok(())) => {}
+                        Some(Err(fault)) => break fault,
+                        None => break out_of_turn(),
+                    }
+                }
+                _ => break out_of_turn(),
             }
             continue;
         }
@@ -309,6 +393,10 @@ async fn read(
     };
     peer.close(&fault);
     writer.abort();
+}
+
+fn out_of_turn() -> Fault {
+    Fault::new(FaultCode::Protocol, "the server spoke out of turn")
 }
 
 fn known_hosts_file(chosen: Option<PathBuf>) -> Result<PathBuf, Error> {

@@ -201,7 +201,7 @@ async fn answered(
                 let text = "the server answered out of turn";
                 return Err(Failed::Lost(Error::new(ErrorKind::Unreachable, text)));
             }
-            Some(Inbound::Lane(_) | Inbound::LaneUp(_) | Inbound::LaneDown(_)) => {}
+            Some(Inbound::Lane(_) | Inbound::LaneUp(..) | Inbound::LaneDown(_)) => {}
             None => {
                 let error = Error::new(ErrorKind::Unreachable, "the session ended");
                 return Err(Failed::Lost(error));

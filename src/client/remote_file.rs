@@ -27,7 +27,7 @@ use crate::options::Preserve;
 use crate::session::peer::{Inbound, Seat};
 use crate::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
 use crate::wire::message::{
-    Direction, Grant, GrantPart, HashKind, ManifestPage, Open, RemotePath, Wanted,
+    Direction, Grant, GrantPart, HashKind, ManifestPage, Open, RegionKey, RemotePath, Wanted,
 };
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -150,7 +150,8 @@ pub(super) async fn open(
 /// The task behind an open file.
 struct Reading {
     seat: Seat,
-    lanes: Vec<LaneId>,
+    /// With their rails.
+    lanes: Vec<(LaneId, u16)>,
     /// The file, and what the server may say of it.
     file: Expected,
     /// A small file's content, once it is here.
@@ -414,6 +415,27 @@ impl Reading {
         }
     }
 
+    /// The lanes that can read what was granted, in the order to try: rails before tcp, the next in
+    /// turn first.
+    fn reach(&self, grant: &Grant, token: u64) -> Vec<(LaneId, RegionKey)> {
+        let with_key = |(lane, rail): &(LaneId, u16)| {
+            let key = grant.keys.iter().find(|key| key.rail == *rail)?;
+            Some((*lane, *key))
+        };
+        let (mut tcp, mut rails): (Vec<_>, Vec<_>) = self
+            .lanes
+            .iter()
+            .filter_map(with_key)
+            .partition(|(_, key)| key.rail == 0);
+        let turn = usize::try_from(token).unwrap_or(0);
+        for lanes in [&mut rails, &mut tcp] {
+            let by = turn % lanes.len().max(1);
+            lanes.rotate_left(by);
+        }
+        rails.append(&mut tcp);
+        rails
+    }
+
     /// Posts a fetch on the next lane in turn; waits for one if all connections are lost, as they
     /// are made anew.
     async fn post(
@@ -423,13 +445,13 @@ impl Reading {
         len: u64,
         hash: HashPlan,
     ) -> Result<u64, Error> {
-        let key = grant.keys.first().ok_or_else(out_of_turn)?;
+        if grant.keys.is_empty() {
+            return Err(out_of_turn());
+        }
         let token = self.next_token;
         self.next_token += 1;
-        let turn = usize::try_from(token).unwrap_or(0);
         loop {
-            for n in 0..self.lanes.len() {
-                let lane = self.lanes[(turn + n) % self.lanes.len()];
+            for (lane, key) in self.reach(grant, token) {
                 let fetch = Fetch {
                     token,
                     remote: key.key,
@@ -532,8 +554,8 @@ impl Reading {
     /// Sees to what reaches the file; a fetch that is over comes back.
     fn hear(&mut self, inbound: Inbound) -> Result<Option<LaneEvent>, Error> {
         match inbound {
-            Inbound::LaneUp(lane) => self.lanes.push(lane),
-            Inbound::LaneDown(lane) => self.lanes.retain(|known| *known != lane),
+            Inbound::LaneUp(lane, rail) => self.lanes.push((lane, rail)),
+            Inbound::LaneDown(lane) => self.lanes.retain(|(known, _)| *known != lane),
             Inbound::Over(fault) => {
                 return Err(Error::new(ErrorKind::Unreachable, fault.text));
             }

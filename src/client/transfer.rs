@@ -16,7 +16,7 @@ use crate::engine::sender::SenderOptions;
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::location::{Base, Location, Locations, Root, Side, Target};
-use crate::options::{HashKind, TransferOptions, TransportChoice};
+use crate::options::{HashKind, TransferOptions};
 use crate::progress::{Event, Progress, Report};
 use crate::session::peer::Seat;
 use crate::session::receiving::Receiving;
@@ -31,9 +31,6 @@ use crate::wire::{Fault, FaultCode, Message};
 
 /// Events that wait for a watcher before the transfer waits for it.
 const EVENTS_QUEUED_MAX: usize = 4096;
-
-/// Why tcp is what this release moves data with.
-pub(super) const TCP_REASON: &str = "rdma and same-host copies are not part of this release";
 
 /// A transfer that was started. Dropping it cancels it; [`Self::finish`] waits for its end.
 ///
@@ -182,7 +179,6 @@ async fn run_pull(
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
-    check_transport(options.transport)?;
     let placement = Placement {
         into_directory: ends_in_slash(&destination),
         make_parents: options.make_parents,
@@ -259,7 +255,6 @@ async fn run_push(
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
-    check_transport(options.transport)?;
     let preserve = options.preserve;
     let paths = sources.clone();
     let found = session
@@ -334,6 +329,7 @@ struct Account {
     begun: Instant,
     hash: HashKind,
     server: String,
+    session: Arc<Session>,
 }
 
 async fn watching(
@@ -341,20 +337,22 @@ async fn watching(
     roots: Vec<Vec<u8>>,
     locations: Locations,
     options: &TransferOptions,
-    session: &Session,
+    session: &Arc<Session>,
     seat: &Seat,
 ) -> (Watch, Account) {
+    let chosen = session.transport();
     tracing::info!(
         transfer = %start.id,
         session = %seat.peer.id,
-        transport = "tcp",
-        reason = TCP_REASON,
+        transport = chosen.transport,
+        reason = %chosen.reason.escape_debug(),
         "started"
     );
     let started = Event::Started {
         transfer: start.id,
-        transport: "tcp",
-        reason: TCP_REASON.into(),
+        transport: chosen.transport,
+        reason: chosen.reason,
+        note: chosen.note,
     };
     // A watcher that has gone already needs no events.
     let _ = start.events.send(started).await;
@@ -374,6 +372,7 @@ async fn watching(
             begun: start.begun,
             hash: options.hash,
             server: session.host().to_string(),
+            session: Arc::clone(session),
         },
     )
 }
@@ -414,10 +413,11 @@ impl Account {
                 }
             }
         };
+        let moved_by = self.session.transport();
         let report = Report {
             transfer: self.id,
-            transport: "tcp",
-            reason: TCP_REASON.to_owned(),
+            transport: moved_by.transport,
+            reason: moved_by.reason,
             hash: self.hash,
             published: ledger.published,
             files: totals.files,
@@ -468,17 +468,6 @@ fn check_names(roots: &[RootName]) -> Result<(), Error> {
             ))
         }
     }
-}
-
-fn check_transport(choice: TransportChoice) -> Result<(), Error> {
-    let name = match choice {
-        TransportChoice::Auto | TransportChoice::Tcp => return Ok(()),
-        TransportChoice::Rdma => "rdma",
-        TransportChoice::Local => "local",
-    };
-    let message = format!("the {name} transport is not available: {TCP_REASON}");
-    Err(Error::new(ErrorKind::TransportUnavailable, message)
-        .with_hint("leave --transport out, or say --transport tcp"))
 }
 
 fn open(direction: Direction, options: &TransferOptions) -> Open {

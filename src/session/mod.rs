@@ -27,6 +27,7 @@ mod names;
 mod operating;
 pub(crate) mod peer;
 pub(crate) mod pulse;
+pub mod rails;
 pub(crate) mod receiving;
 mod remarks;
 pub(crate) mod sending;

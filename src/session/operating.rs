@@ -242,7 +242,7 @@ fn heard(inbound: Option<Inbound>) -> Result<u64, Fault> {
             FaultCode::Protocol,
             "an operation takes credit and nothing else",
         )),
-        Some(Inbound::Lane(_) | Inbound::LaneUp(_) | Inbound::LaneDown(_)) => Ok(0),
+        Some(Inbound::Lane(_) | Inbound::LaneUp(..) | Inbound::LaneDown(_)) => Ok(0),
         None => Err(Fault::new(FaultCode::Lost, "the session ended")),
     }
 }

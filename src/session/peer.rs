@@ -5,6 +5,8 @@
 //! Transfers of one session share its control connection and its data connections; their regions
 //! and tokens are told apart by a number in the upper bits. Nothing here decides anything.
 
+mod rails;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -18,6 +20,7 @@ use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, RegionTabl
 use crate::session::control::{ControlError, ControlWriter};
 use crate::session::data::ConnectionKeys;
 use crate::session::exposing::SessionMemory;
+use crate::session::rails::adapters::SessionRails;
 use crate::wire::message::Envelope;
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -42,8 +45,8 @@ pub(crate) enum Inbound {
     Message(Message),
     /// A lane reports about one of our fetches or regions; ids are our own again.
     Lane(LaneEvent),
-    /// A data connection can be used.
-    LaneUp(LaneId),
+    /// A data connection of this rail can be used; rail 0 is tcp.
+    LaneUp(LaneId, u16),
     /// A data connection is gone. Its fetches come back by themselves.
     LaneDown(LaneId),
     /// The session is over for this reason.
@@ -53,6 +56,8 @@ pub(crate) enum Inbound {
 /// The session as transfers see it.
 pub(crate) struct Peer {
     pub(crate) id: SessionId,
+    /// Where memory is registered for the session, and which rails it has.
+    pub(crate) rails: SessionRails,
     writer: ControlWriter,
     lanes: Lanes,
     regions: Arc<RegionTable>,
@@ -127,6 +132,8 @@ fn weight(message: &Message) -> usize {
 #[derive(Default)]
 struct Connections {
     up: Vec<(LaneId, Arc<DataConnection>)>,
+    /// Those that are queue pairs.
+    railed: HashMap<LaneId, rails::Railed>,
     issued: u32,
     closed: bool,
 }
@@ -143,6 +150,7 @@ impl Peer {
     pub(crate) fn new(id: SessionId, writer: ControlWriter, lanes: Lanes) -> Arc<Self> {
         Arc::new_cyclic(|peer: &Weak<Self>| Self {
             id,
+            rails: SessionRails::new(),
             writer,
             lanes,
             regions: RegionTable::new(sink(Weak::clone(peer))),
@@ -172,7 +180,8 @@ impl Peer {
         routes.idle.asked = true;
         for (lane, _) in &connections.up {
             // The receiver is held below, so this can't fail.
-            let _ = sender.send(Inbound::LaneUp(*lane));
+            let rail = connections.rail_of(*lane);
+            let _ = sender.send(Inbound::LaneUp(*lane, rail));
         }
         let route = Route {
             sender: sender.clone(),
@@ -275,17 +284,17 @@ impl Peer {
         let connection = self.lanes.attach(at, stream, keys, regions, events);
         connections.up.push((lane, Arc::new(connection)));
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
-        routes.tell(|| Inbound::LaneUp(lane));
+        routes.tell(|| Inbound::LaneUp(lane, 0));
         true
     }
 
-    /// How many data connections are up.
+    /// How many data connections by tcp are up.
     pub(crate) fn connections(&self) -> usize {
-        self.connections
+        let connections = self
+            .connections
             .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .up
-            .len()
+            .unwrap_or_else(PoisonError::into_inner);
+        connections.up.len() - connections.railed.len()
     }
 
     /// Ends every data connection. What was in flight on them comes back as lost.
@@ -296,6 +305,13 @@ impl Peer {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
             let dropped = std::mem::take(&mut connections.up);
+            let over = connections.closed;
+            for (_, railed) in connections.railed.drain().filter(|_| !over) {
+                // Nobody makes rails any more if the session is about to end.
+                let _ = railed
+                    .lost
+                    .send((railed.link, "it was given up".to_owned()));
+            }
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
             for (lane, _) in &dropped {
                 routes.tell(|| Inbound::LaneDown(*lane));
@@ -361,6 +377,10 @@ impl Peer {
                 return;
             };
             let (lane, _) = connections.up.swap_remove(at);
+            if let Some(railed) = connections.railed.remove(&lane) {
+                // Nobody makes rails any more if the session is about to end.
+                let _ = railed.lost.send((railed.link, reason.to_string()));
+            }
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
             routes.tell(|| Inbound::LaneDown(lane));
             self.lost.notify_one();
@@ -385,6 +405,12 @@ impl Peer {
             .iter()
             .find(|(known, _)| *known == lane)
             .map(|(_, found)| Arc::clone(found))
+    }
+}
+
+impl Connections {
+    fn rail_of(&self, lane: LaneId) -> u16 {
+        self.railed.get(&lane).map_or(0, |railed| railed.link.rail)
     }
 }
 

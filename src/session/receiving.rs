@@ -197,7 +197,7 @@ impl Driver {
             // The server took the request; the engine hears from its peer itself.
             Inbound::Message(Message::Opened) => return,
             Inbound::Message(message) => Input::Message(message),
-            Inbound::LaneUp(lane) => Input::LaneUp { lane, rail: 0 },
+            Inbound::LaneUp(lane, rail) => Input::LaneUp { lane, rail },
             Inbound::LaneDown(lane) => Input::LaneDown { lane },
             Inbound::Over(fault) => {
                 self.over = Some(fault);

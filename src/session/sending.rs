@@ -208,7 +208,7 @@ impl Driver {
                 return;
             }
             // The receiver alone chooses lanes.
-            Inbound::LaneUp(_) | Inbound::LaneDown(_) => return,
+            Inbound::LaneUp(..) | Inbound::LaneDown(_) => return,
             Inbound::Lane(event) => match event {
                 LaneEvent::Hashed {
                     entry,

@@ -5,10 +5,10 @@
 //! nothing knows an export's name.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
@@ -19,6 +19,10 @@ use super::data::{self, ConnectionKind, DATA_HANDSHAKE_DEADLINE, SessionKey};
 use super::machinery::Machinery;
 use super::peer::{Peer, Seat};
 use super::pulse::Pulse;
+use super::rails::adapters::{SessionAdapters, register_for_rails, survey};
+use super::rails::pairing::PeerPolicy;
+use super::rails::server::ServerRules;
+use super::rails::talk::RailSender;
 use super::receiving::Receiving;
 use super::sending::Sending;
 use super::watch::{Ended, Watch, WatchOptions};
@@ -26,11 +30,13 @@ use super::{SOFTWARE, operating};
 use crate::engine::receiver::ReceiverOptions;
 use crate::engine::sender::SenderOptions;
 use crate::ids::{SessionId, TransferId};
+use crate::options::RdmaOptions;
 use crate::server::ServerLimits;
 use crate::storage::error::ShownPath;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, SourceSpec, WalkOptions};
 use crate::storage::{LastSymlink, Root};
+use crate::wire::level::LEVEL_RAILS;
 use crate::wire::message::{Direction, Open, RemotePath, TransportOffer};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -51,6 +57,9 @@ const IDLE_AFTER_REQUEST: Duration = Duration::from_secs(600);
 /// Pause after the system had no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long what was found of the RDMA ports is told to clients.
+const RDMA_FOUND_FOR: Duration = Duration::from_secs(5);
+
 /// An export, open.
 pub(crate) struct Exported {
     pub(crate) name: String,
@@ -64,6 +73,9 @@ pub(crate) struct Serving {
     pub(crate) exports: Vec<Exported>,
     tls: Arc<rustls::ServerConfig>,
     limits: ServerLimits,
+    rdma: RdmaOptions,
+    /// What was last found of rdma here, and when.
+    rdma_found: tokio::sync::Mutex<Option<(Instant, TransportOffer)>>,
     handshakes: Arc<Handshakes>,
     /// Operations of all sessions that may run at once; each has a thread for as long.
     pub(super) operations: Arc<Semaphore>,
@@ -100,12 +112,15 @@ impl Serving {
         exports: Vec<Exported>,
         tls: Arc<rustls::ServerConfig>,
         limits: ServerLimits,
+        rdma: RdmaOptions,
     ) -> Arc<Self> {
         Arc::new(Self {
             machinery,
             exports,
             tls,
             limits,
+            rdma,
+            rdma_found: tokio::sync::Mutex::default(),
             handshakes: Handshakes::new(limits.handshakes_max),
             operations: Arc::new(Semaphore::new(OPERATIONS_MAX)),
             sessions: Mutex::default(),
@@ -192,6 +207,70 @@ impl Serving {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Entered>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a client is told of the transports here.
+    pub(crate) async fn transports(&self) -> Vec<TransportOffer> {
+        let offer = |name: &str, available, reason: &str| TransportOffer {
+            name: name.to_owned(),
+            available,
+            reason: reason.to_owned(),
+        };
+        vec![
+            self.rdma_offer().await,
+            offer("tcp", true, "always there"),
+            offer("local", false, "not part of this release"),
+        ]
+    }
+
+    /// Looked at anew now and then: ports and their addresses come and go.
+    async fn rdma_offer(&self) -> TransportOffer {
+        let mut found = self.rdma_found.lock().await;
+        if let Some((when, offer)) = &*found
+            && when.elapsed() < RDMA_FOUND_FOR
+        {
+            return offer.clone();
+        }
+        let options = self.rdma.clone();
+        let looking = self.machinery.workers.run(move || survey(&options));
+        let survey = looking.await.unwrap_or_default();
+        let ports: Vec<_> = survey
+            .ports
+            .iter()
+            .map(|port| port.port.label.as_str())
+            .collect();
+        let available = !ports.is_empty();
+        let offer = TransportOffer {
+            name: "rdma".to_owned(),
+            available,
+            reason: if available {
+                ports.join(", ")
+            } else {
+                survey.reasons.join("; ")
+            },
+        };
+        *found = Some((Instant::now(), offer.clone()));
+        offer
+    }
+
+    /// Begins to answer a session's offers of rails.
+    fn rails(&self, peer: &Arc<Peer>, client: IpAddr) -> RailSender {
+        // Whether the client does without tcp is its affair: the keys for that cost nothing.
+        register_for_rails(peer, self.rdma.memory, false);
+        let rules = ServerRules {
+            policy: PeerPolicy {
+                peer: client,
+                networks: self.rdma.peer_networks.clone(),
+            },
+            queue_pairs_max: self.rdma.queue_pairs,
+        };
+        super::rails::server::start(
+            SessionAdapters::new(&peer.rails, self.rdma.clone()),
+            Arc::clone(peer),
+            self.machinery.workers.clone(),
+            Arc::clone(&peer.rails.book),
+            rules,
+        )
     }
 
     /// Finds what a client named.
@@ -330,7 +409,7 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
         epoch: u64::from_le_bytes(crate::sys::random_bytes()),
         software: SOFTWARE.to_owned(),
         data_connections_max: serving.limits.data_connections_max,
-        transports: transports(),
+        transports: serving.transports().await,
     };
     let control = match greeted.welcome(greeting).await {
         Ok(control) => control,
@@ -346,8 +425,9 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     }
     tracing::info!(session = %id, %from, software = %software.escape_debug(), "session began");
     let pulse = Pulse::new();
+    let rails = (control.level >= LEVEL_RAILS).then_some(control.peer.ip());
     let fault = tokio::select! {
-        fault = read(&serving, control.reader, &peer, &pulse) => fault,
+        fault = read(&serving, control.reader, &peer, rails, &pulse) => fault,
         fault = pulse.beat(&peer) => fault,
         fault = peer.closed() => fault,
         fault = control.writer.failed() => fault,
@@ -447,26 +527,17 @@ impl Drop for Leaving<'_> {
     }
 }
 
-fn transports() -> Vec<TransportOffer> {
-    let offer = |name: &str, available, reason: &str| TransportOffer {
-        name: name.to_owned(),
-        available,
-        reason: reason.to_owned(),
-    };
-    vec![
-        offer("rdma", false, "not part of this release"),
-        offer("tcp", true, "always there"),
-        offer("local", false, "not part of this release"),
-    ]
-}
-
-/// Reads what the client says until the connection ends, and says why it did.
+/// Reads what the client says until the connection ends, and says why it did. `rails_from`: rails can
+/// be spoken of, by a client at this address.
 async fn read(
     serving: &Arc<Serving>,
     mut reader: TlsReader,
     peer: &Arc<Peer>,
+    rails_from: Option<IpAddr>,
     pulse: &Pulse,
 ) -> Fault {
+    // Made at the first offer: most sessions have none.
+    let mut rails: Option<RailSender> = None;
     let operations = Arc::new(Semaphore::new(OPERATIONS_PER_SESSION_MAX));
     loop {
         let envelope = match reader.next().await {
@@ -490,6 +561,27 @@ async fn read(
                 Ok(())
             }
             Message::Goodbye(fault) => return fault,
+            message @ (Message::RailOffer(_)
+            | Message::RailConnect(_)
+            | Message::RailProof { .. }
+            | Message::RailDown { .. })
+                if transfer == TransferId::NONE =>
+            {
+                let told = match rails_from {
+                    Some(client) => rails
+                        .get_or_insert_with(|| serving.rails(peer, client))
+                        .hear(message),
+                    None => Err(Fault::new(
+                        FaultCode::Protocol,
+                        "rails can't be spoken of at this session's level",
+                    )),
+                };
+                if let Err(fault) = told {
+                    peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
+                    return fault;
+                }
+                Ok(())
+            }
             Message::Open(open) => begin(serving, peer, transfer).map(|seat| {
                 run(serving, transfer_task(Arc::clone(serving), seat, open));
             }),

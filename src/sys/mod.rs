@@ -9,6 +9,7 @@
 //! - `startup` (unsafe: it runs before `main`): whether the process has a standard output.
 //! - [`verbs`]: RDMA devices, memory regions and queue pairs; its own page tells its files.
 
+pub(crate) mod interfaces;
 pub(crate) mod reactor;
 pub(crate) mod readiness;
 pub(crate) mod ring;

@@ -17,7 +17,7 @@ use crate::wire::message::{
     Message, Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, Remark,
     RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
 };
-use crate::wire::{Fault, FaultCode, WireError, tag};
+use crate::wire::{Fault, FaultCode, WireError, rail, tag};
 
 /// A line with an empty path and nothing optional: kind, flags, length, mode, owner, group, time, and
 /// the path's length.
@@ -34,6 +34,18 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
         Kind::Ping => Message::Ping { nonce: r.u64()? },
         Kind::Pong => Message::Pong { nonce: r.u64()? },
         Kind::Goodbye => Message::Goodbye(read_fault(r)?),
+        Kind::RailOffer => Message::RailOffer(rail::read_offer(r)?),
+        Kind::RailAnswer => Message::RailAnswer(rail::read_answer(r)?),
+        Kind::RailConnect => Message::RailConnect(rail::read_connect(r)?),
+        Kind::RailReady => Message::RailReady(rail::read_ready(r)?),
+        Kind::RailProof => {
+            let (link, read) = rail::read_proof(r)?;
+            Message::RailProof { link, read }
+        }
+        Kind::RailDown => {
+            let (link, reason) = rail::read_down(r)?;
+            Message::RailDown { link, reason }
+        }
         Kind::Open => Message::Open(read_open(r)?),
         Kind::Opened => Message::Opened,
         Kind::Failed => Message::Failed(read_fault(r)?),

@@ -14,7 +14,7 @@ use crate::wire::message::{
     Operation, Outcome, Overwrite, Placement, Preserve, Remark, RemarkKind, RemotePath, Wanted,
     Welcome,
 };
-use crate::wire::tag;
+use crate::wire::{rail, tag};
 
 /// Bytes that an item takes in a manifest page, so that a page can be closed in time.
 pub fn item_bytes(item: &Item) -> usize {
@@ -38,6 +38,12 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
         Message::Welcome(welcome) => write_welcome(w, welcome),
         Message::Ping { nonce } | Message::Pong { nonce } => w.u64(*nonce),
         Message::Goodbye(fault) | Message::Failed(fault) => write_fault(w, fault),
+        Message::RailOffer(offer) => rail::write_offer(w, offer),
+        Message::RailAnswer(answer) => rail::write_answer(w, answer),
+        Message::RailConnect(connect) => rail::write_connect(w, connect),
+        Message::RailReady(ready) => rail::write_ready(w, ready),
+        Message::RailProof { link, read } => rail::write_proof(w, link, read),
+        Message::RailDown { link, reason } => rail::write_down(w, link, reason),
         Message::Open(open) => write_open(w, open),
         Message::Opened | Message::Finish | Message::Finished | Message::Done => {}
         Message::Credit {

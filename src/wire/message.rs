@@ -32,6 +32,10 @@ use crate::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use crate::manifest::{Item, Version};
 use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use crate::wire::Fault;
+pub use crate::wire::rail::{
+    GidKind, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair, RailAnswer, RailConnect,
+    RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady,
+};
 
 /// A message with the transfer that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +66,28 @@ pub enum Message {
     },
     /// The sender of this ends the session, for this reason.
     Goodbye(Fault),
+    /// Client: rails are wanted.
+    RailOffer(RailOffer),
+    /// Server: which rails can be tried.
+    RailAnswer(RailAnswer),
+    /// Client: its halves of them.
+    RailConnect(RailConnect),
+    /// Server: which are connected.
+    RailReady(RailReady),
+    /// Either way: what a READ of the peer's probe brought.
+    RailProof {
+        /// Over this queue pair.
+        link: RailLink,
+        /// The bytes.
+        read: [u8; PROBE_BYTES],
+    },
+    /// Either way: this queue pair is gone, or came to nothing.
+    RailDown {
+        /// Which.
+        link: RailLink,
+        /// Why.
+        reason: String,
+    },
 
     /// Client: begin a transfer under the envelope's id.
     Open(Open),

@@ -14,6 +14,7 @@ mod frame;
 mod kind;
 pub mod level;
 pub mod message;
+pub mod rail;
 mod tag;
 
 pub use encode::{item_bytes, listed_bytes};

@@ -47,6 +47,13 @@ pub(super) const PART_LAST: u8 = 1;
 pub(super) const PART_PACKED: u8 = 2;
 pub(super) const PART_ALL: u8 = 3;
 
+pub(super) const LINK_INFINIBAND: u8 = 1;
+pub(super) const LINK_ETHERNET: u8 = 2;
+
+pub(super) const GID_INFINIBAND: u8 = 1;
+pub(super) const GID_ROCE_V1: u8 = 2;
+pub(super) const GID_ROCE_V2: u8 = 3;
+
 pub(super) const OUTCOME_PUBLISHED: u8 = 1;
 pub(super) const OUTCOME_UNCHANGED: u8 = 2;
 pub(super) const OUTCOME_FAILED: u8 = 3;

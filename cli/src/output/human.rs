@@ -33,6 +33,11 @@ impl Human {
     pub(super) fn event(&mut self, io: &mut Io, event: &Event) {
         match event {
             Event::Progress(progress) => self.progress(*progress),
+            Event::Started {
+                note: Some(note), ..
+            } if !self.quiet => {
+                self.line(io, &format!("rdcp: note: {}", crate::escape::text(note)));
+            }
             Event::Warning {
                 path,
                 fault,

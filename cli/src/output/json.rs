@@ -111,6 +111,8 @@ fn message(text: &str, location: Option<&Location>) -> String {
 struct StartBody<'a> {
     transport: &'a str,
     reason: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -214,6 +216,8 @@ struct PingBody {
     count: usize,
     min_us: u64,
     avg_us: u64,
+    transport: String,
+    reason: String,
     transports: Vec<OfferBody>,
 }
 
@@ -273,6 +277,7 @@ impl Json {
                 transfer,
                 transport,
                 reason,
+                note,
             } => {
                 self.set_transfer(&transfer.to_string());
                 self.started = true;
@@ -282,6 +287,7 @@ impl Json {
                     StartBody {
                         transport,
                         reason: escape::text(reason),
+                        note: note.as_deref().map(escape::text),
                     },
                 );
             }
@@ -467,6 +473,8 @@ impl Json {
             count: report.round_trips.len(),
             min_us: micros(report.shortest()),
             avg_us: micros(report.average()),
+            transport: report.transport.clone(),
+            reason: escape::text(&report.reason),
             transports: transports.collect(),
         };
         self.put(io, "ping", body);
@@ -587,6 +595,7 @@ mod tests {
                     transfer: TransferId([7; 16]),
                     transport: "tcp",
                     reason: "no\x1b device".into(),
+                    note: None,
                 });
                 output.progress(Progress::default());
                 output.progress(Progress::default());

@@ -95,6 +95,11 @@ pub(crate) fn ping(report: &PingReport) -> String {
             round_trip(report.average()),
             report.round_trips.len()
         ),
+        format!(
+            "data goes by {}: {}",
+            report.transport,
+            escape::text(&report.reason)
+        ),
     ];
     let width = report
         .transports

@@ -109,6 +109,10 @@ pub(crate) struct PingReport {
     pub(crate) level: u16,
     /// Each round trip; at least one.
     pub(crate) round_trips: Vec<Duration>,
+    /// What data would go by.
+    pub(crate) transport: String,
+    /// Over what, or why nothing better.
+    pub(crate) reason: String,
     /// What it offers.
     pub(crate) transports: Vec<TransportOffer>,
 }

@@ -34,11 +34,13 @@ pub(super) async fn transfer(
         },
         Way::Push { destination, .. } => (destination.host.clone(), destination.port),
     };
-    let options = {
+    let mut options = {
         let (interactive, server) = (output.is_interactive(), server_name(&host, port));
         let timeout = Some(job.options.stall_timeout);
         client_options(&job.connection, job.streams, timeout, interactive, server)
     };
+    options.transport = job.transport;
+    options.rdma.memory = job.rdma_memory;
     let client = tokio::select! {
         connected = Client::connect(&host, port, options) => match connected {
             Ok(client) => client,

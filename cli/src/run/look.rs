@@ -206,11 +206,14 @@ async fn measure(
     for _ in 1..count {
         round_trips.push(client.ping().await?.round_trip);
     }
+    let chosen = client.transport().await?;
     Ok(PingReport {
         server: server_name(host, port),
         software: first.server,
         level: first.level,
         round_trips,
+        transport: chosen.transport.to_owned(),
+        reason: chosen.reason,
         transports: first.transports,
     })
 }

@@ -6,7 +6,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use rdcp::client::{Client, RemoteFile};
+use rdcp::client::{Client, RemoteFile, TransportReport};
 use rdcp::options::{ClientOptions, HashKind};
 use rdcp::progress::{EntryType, Event, Progress};
 use rdcp::remote::Remote;
@@ -77,7 +77,7 @@ struct Run<'a> {
     source: &'a Remote,
     id: TransferId,
     begun: Instant,
-    transport: Option<(&'static str, &'static str)>,
+    transport: Option<TransportReport>,
     /// Bytes that standard output took.
     written: u64,
 }
@@ -96,13 +96,14 @@ impl Run<'_> {
             Ok(file) => file,
             Err(error) => return Err(self.explained(client, error).await),
         };
-        let (transport, reason) = client.transport();
-        self.transport = Some((transport, reason));
+        let chosen = client.transport().await?;
         output.event(&Event::Started {
             transfer: self.id,
-            transport,
-            reason: reason.to_owned(),
+            transport: chosen.transport,
+            reason: chosen.reason.clone(),
+            note: chosen.note.clone(),
         });
+        self.transport = Some(chosen);
         // The stream moves to a thread that may wait for its reader, and comes back in the end.
         let stand_in = Stream::new(io::sink(), false);
         let mut stdout = std::mem::replace(&mut output.io().stdout, stand_in);
@@ -164,10 +165,10 @@ impl Run<'_> {
     }
 
     fn summary(&self, done: bool) -> Summary {
-        let (transport, reason) = self.transport.unwrap_or_default();
+        let chosen = self.transport.as_ref();
         Summary {
-            transport: transport.to_owned(),
-            reason: reason.to_owned(),
+            transport: chosen.map_or("", |chosen| chosen.transport).to_owned(),
+            reason: chosen.map_or("", |chosen| &chosen.reason).to_owned(),
             hash: HashKind::Blake3,
             verified: done,
             published: done.into(),

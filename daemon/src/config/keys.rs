@@ -63,12 +63,28 @@ pub(crate) const TOP: &[&str] = &[
     "limits",
     "listen",
     "log",
+    "rdma",
     "state_dir",
 ];
 /// Keys of `[limits]`.
 pub(crate) const LIMITS: &[&str] = &["sessions_max"];
 /// Keys of `[log]`.
 pub(crate) const LOG: &[&str] = &["format", "level"];
+/// Keys of `[rdma]`.
+pub(crate) const RDMA: &[&str] = &[
+    "devices",
+    "enabled",
+    "gid_index",
+    "memory",
+    "min_rnr_timer",
+    "peer_networks",
+    "qps_per_rail",
+    "retry_cnt",
+    "rnr_retry",
+    "service_level",
+    "timeout",
+    "traffic_class",
+];
 /// Keys of `[exports.NAME]`.
 pub(crate) const EXPORT: &[&str] = &["path", "writable"];
 
@@ -81,6 +97,7 @@ pub(crate) fn refuse_wrong(table: &DeTable<'_>, places: &Places<'_>, problems: &
     for (key, value) in table {
         match key.get_ref().as_ref() {
             "limits" => check_inner(value, "limits.", LIMITS, places, problems),
+            "rdma" => check_inner(value, "rdma.", RDMA, places, problems),
             "log" => check_inner(value, "log.", LOG, places, problems),
             "exports" => {
                 for (name, export) in value.get_ref().as_table().into_iter().flatten() {

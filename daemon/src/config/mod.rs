@@ -4,6 +4,7 @@
 
 mod keys;
 pub(crate) mod problem;
+pub(crate) mod rdma;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,6 +15,7 @@ use toml::Spanned;
 use toml::de::DeTable;
 
 use self::problem::{Places, Problems, Source};
+use self::rdma::{ConfigRdma, RawRdma};
 use crate::args::parse_listen;
 use crate::settings::{AuthMode, LogFormat, Said};
 
@@ -30,6 +32,7 @@ pub(crate) struct Config {
     pub(crate) sessions_max: Option<Said<usize>>,
     pub(crate) log_format: Option<Said<LogFormat>>,
     pub(crate) log_filter: Option<Said<String>>,
+    pub(crate) rdma: ConfigRdma,
     pub(crate) exports: Vec<Said<ConfigExport>>,
 }
 
@@ -52,6 +55,8 @@ struct RawConfig {
     limits: RawLimits,
     #[serde(default)]
     log: RawLog,
+    #[serde(default)]
+    rdma: RawRdma,
     #[serde(default)]
     exports: BTreeMap<Spanned<String>, RawExport>,
 }
@@ -148,6 +153,7 @@ impl Checker<'_> {
                 self.word("log.format", &text, &known, "")
             }),
             log_filter: raw.log.level.map(|text| self.said(text)),
+            rdma: ConfigRdma::check(raw.rdma, self.places, self.problems),
             exports: raw
                 .exports
                 .into_iter()
@@ -285,6 +291,7 @@ mod tests {
             "drain_seconds = 5\n",
             "[limits]\nsessions_max = 7\n",
             "[log]\nformat = \"json\"\nlevel = \"debug\"\n",
+            "[rdma]\nenabled = false\n",
             "[exports.a]\npath = \"/srv\"\n",
             "[exports.\"b.c\"]\npath = \"/tmp\"\nwritable = true\n",
         ))
@@ -298,7 +305,8 @@ mod tests {
         assert_eq!(config.sessions_max.unwrap().source, file(6));
         assert_eq!(config.exports[0].value.name, "a");
         assert_eq!(config.exports[1].value.name, "b.c");
-        assert_eq!(config.exports[1].source, file(12));
+        assert_eq!(config.exports[1].source, file(14));
+        assert!(!config.rdma.options().enabled);
         assert!(config.exports[1].value.writable);
     }
 
@@ -384,6 +392,23 @@ mod tests {
                 "[exports.a]\nwritable = true",
                 "t.toml:1: `exports.a.path` is missing: write path",
             ),
+            (
+                "[rdma]\nservice_level = 16",
+                "t.toml:2: `rdma.service_level` is 16: write 0 to 15",
+            ),
+            (
+                "[rdma]\nqps_per_rail = 0",
+                "t.toml:2: `rdma.qps_per_rail` is 0: write 1 to 8",
+            ),
+            (
+                "[rdma]\npeer_networks = [\n\"10.0.0.1/8\"]",
+                "t.toml:3: `10.0.0.1/8` has bits behind its prefix: write 10.0.0.0/8",
+            ),
+            (
+                "[rdma]\nmemory = \"disk\"",
+                "t.toml:2: `rdma.memory` is \"disk\": write \"auto\", \"odp\", \"mmap\" or \"pool\"",
+            ),
+            ("[rdma]\ntimeout = 300", "t.toml:2: "),
             ("a = = 1", "t.toml:1: "),
         ] {
             let all = errors(text);
@@ -410,7 +435,7 @@ mod tests {
             assert!(parsed.is_ok(), "{parsed:?}");
             seen += 1;
             if path.file_name().is_some_and(|name| name == "rdcpd.toml") {
-                for key in [keys::TOP, keys::LIMITS, keys::LOG, keys::EXPORT].concat() {
+                for key in [keys::TOP, keys::LIMITS, keys::LOG, keys::RDMA, keys::EXPORT].concat() {
                     assert!(text.contains(key), "{key} is missing in {}", path.display());
                 }
             }

@@ -17,13 +17,13 @@ use crate::wire::message::RegionKey;
 pub type RailDevices = Box<dyn Fn() -> Vec<(u16, String)> + Send + Sync>;
 
 /// See the module's first paragraph.
-pub struct SessionRails {
+pub struct AdapterMemory {
     domains: Arc<SessionDomains>,
     devices: RailDevices,
     policy: MemoryPolicy,
 }
 
-impl SessionRails {
+impl AdapterMemory {
     /// The rails of the session that has these domains.
     pub fn new(domains: Arc<SessionDomains>, devices: RailDevices, policy: MemoryPolicy) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl SessionRails {
     }
 }
 
-impl RailMemory for SessionRails {
+impl RailMemory for AdapterMemory {
     fn is_up(&self) -> bool {
         !self.domains.is_empty() && !(self.devices)().is_empty()
     }
@@ -88,5 +88,31 @@ impl RailMemory for SessionRails {
     fn register_slot(&self, slot: &mut Slot) -> io::Result<Vec<RegionKey>> {
         let addresses = self.domains.register_slot(slot)?;
         Ok(self.keys(&addresses))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::RemoteKey;
+
+    #[test]
+    fn rails_of_one_device_share_its_key() {
+        let devices =
+            || [(1, "rxe0"), (2, "rxe0"), (3, "gone")].map(|(rail, name)| (rail, name.to_owned()));
+        let memory = AdapterMemory::new(
+            Arc::new(SessionDomains::new()),
+            Box::new(move || devices().to_vec()),
+            MemoryPolicy::default(),
+        );
+        let address = |device: &str, key| RegionAddress {
+            guid: 5,
+            device: device.to_owned(),
+            address: 4096,
+            key: RemoteKey(key),
+        };
+        let keys = memory.keys(&[address("other", 1), address("rxe0", 2)]);
+        let keys: Vec<_> = keys.iter().map(|key| (key.rail, key.key.0)).collect();
+        assert_eq!(keys, [(1, 2), (2, 2)]);
     }
 }

@@ -212,7 +212,6 @@ impl SessionMemory {
     }
 
     /// From now on regions are registered for these rails too. Once per session.
-    #[allow(dead_code, reason = "for whoever negotiates rails")]
     pub(crate) fn set_rails(&self, rails: Arc<dyn RailMemory>) {
         // A second call is a defect of ours, and harmless: the first rails stay.
         let _ = self.rails.set(rails);

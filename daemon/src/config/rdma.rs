@@ -1,0 +1,209 @@
+//! `[rdma]`: how RDMA is used. Each value is checked where it stands, so that a problem has its line.
+
+use rdcp::{IpNetwork, RdmaMemory, RdmaOptions};
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::problem::{Places, Problems};
+use crate::settings::Said;
+
+/// The section as serde sees it.
+#[derive(Default, Deserialize)]
+pub(super) struct RawRdma {
+    enabled: Option<Spanned<bool>>,
+    devices: Option<Spanned<Vec<String>>>,
+    gid_index: Option<Spanned<u8>>,
+    traffic_class: Option<Spanned<u8>>,
+    service_level: Option<Spanned<u8>>,
+    qps_per_rail: Option<Spanned<u8>>,
+    retry_cnt: Option<Spanned<u8>>,
+    timeout: Option<Spanned<u8>>,
+    rnr_retry: Option<Spanned<u8>>,
+    min_rnr_timer: Option<Spanned<u8>>,
+    memory: Option<Spanned<String>>,
+    peer_networks: Option<Spanned<Vec<Spanned<String>>>>,
+}
+
+/// What the section says, each value with its place; what it does not say is `None`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ConfigRdma {
+    pub(crate) enabled: Option<Said<bool>>,
+    pub(crate) devices: Option<Said<Vec<String>>>,
+    pub(crate) gid_index: Option<Said<u8>>,
+    /// Numbers by key.
+    pub(crate) numbers: Vec<(&'static str, Said<u8>)>,
+    pub(crate) memory: Option<Said<RdmaMemory>>,
+    pub(crate) peer_networks: Option<Said<Vec<IpNetwork>>>,
+}
+
+/// Keys of numbers, with what may be written.
+const NUMBERS: [(&str, u8, u8); 7] = [
+    ("traffic_class", 0, 255),
+    ("service_level", 0, 15),
+    ("qps_per_rail", 1, 8),
+    ("retry_cnt", 0, 7),
+    ("timeout", 1, 31),
+    ("rnr_retry", 0, 7),
+    ("min_rnr_timer", 0, 31),
+];
+
+/// Values of `memory`.
+const MEMORY: [(&str, RdmaMemory); 4] = [
+    ("auto", RdmaMemory::Auto),
+    ("odp", RdmaMemory::Odp),
+    ("mmap", RdmaMemory::Mmap),
+    ("pool", RdmaMemory::Pool),
+];
+const MEMORY_NAMES: &str = "\"auto\", \"odp\", \"mmap\" or \"pool\"";
+
+impl ConfigRdma {
+    pub(super) fn check(raw: RawRdma, places: &Places<'_>, problems: &mut Problems) -> Self {
+        let values = [
+            raw.traffic_class,
+            raw.service_level,
+            raw.qps_per_rail,
+            raw.retry_cnt,
+            raw.timeout,
+            raw.rnr_retry,
+            raw.min_rnr_timer,
+        ];
+        let mut numbers = Vec::new();
+        for ((key, least, most), value) in NUMBERS.into_iter().zip(values) {
+            let Some(value) = value.map(|value| said(places, value)) else {
+                continue;
+            };
+            if !(least..=most).contains(&value.value) {
+                let what = format!("`rdma.{key}` is {}: write {least} to {most}", value.value);
+                problems.add(&value.source, what);
+            }
+            numbers.push((key, value));
+        }
+        let peer_networks = raw.peer_networks.map(|list| {
+            let source = places.at(list.span().start);
+            let mut value = Vec::new();
+            for text in list.into_inner() {
+                match text.get_ref().parse() {
+                    Ok(network) => value.push(network),
+                    Err(what) => problems.add(&places.at(text.span().start), what),
+                }
+            }
+            Said { value, source }
+        });
+        let memory = raw.memory.and_then(|text| {
+            let source = places.at(text.span().start);
+            match MEMORY.iter().find(|(name, _)| *name == text.get_ref()) {
+                Some((_, value)) => Some(Said {
+                    value: *value,
+                    source,
+                }),
+                None => {
+                    let text = text.get_ref().escape_debug();
+                    let what = format!("`rdma.memory` is \"{text}\": write {MEMORY_NAMES}");
+                    problems.add(&source, what);
+                    None
+                }
+            }
+        });
+        Self {
+            enabled: raw.enabled.map(|value| said(places, value)),
+            devices: raw.devices.map(|value| said(places, value)),
+            gid_index: raw.gid_index.map(|value| said(places, value)),
+            numbers,
+            memory,
+            peer_networks,
+        }
+    }
+
+    /// As the library takes it.
+    pub(crate) fn options(&self) -> RdmaOptions {
+        let mut options = RdmaOptions::default();
+        if let Some(enabled) = &self.enabled {
+            options.enabled = enabled.value;
+        }
+        if let Some(devices) = &self.devices {
+            options.devices.clone_from(&devices.value);
+        }
+        options.gid_index = self.gid_index.as_ref().map(|index| index.value);
+        for (key, said) in &self.numbers {
+            let field = match *key {
+                "traffic_class" => &mut options.traffic_class,
+                "service_level" => &mut options.service_level,
+                "qps_per_rail" => &mut options.queue_pairs,
+                "retry_cnt" => &mut options.retry_count,
+                "timeout" => &mut options.timeout,
+                "rnr_retry" => &mut options.rnr_retry,
+                _ => &mut options.min_rnr_timer,
+            };
+            *field = said.value;
+        }
+        if let Some(memory) = &self.memory {
+            options.memory = memory.value;
+        }
+        if let Some(networks) = &self.peer_networks {
+            options.peer_networks.clone_from(&networks.value);
+        }
+        options
+    }
+
+    /// Key, value as TOML, and who said it, of every value in force.
+    pub(crate) fn lines(&self) -> Vec<(String, String, String)> {
+        use crate::config::problem::Source;
+
+        let options = self.options();
+        let list = |items: Vec<String>| {
+            let quoted: Vec<_> = items.into_iter().map(toml::Value::from).collect();
+            toml::Value::from(quoted).to_string()
+        };
+        let from = |source: Option<&Source>| source.unwrap_or(&Source::Default).to_string();
+        let mut lines = vec![
+            (
+                "enabled".to_owned(),
+                options.enabled.to_string(),
+                from(self.enabled.as_ref().map(|said| &said.source)),
+            ),
+            (
+                "devices".to_owned(),
+                list(options.devices.clone()),
+                from(self.devices.as_ref().map(|said| &said.source)),
+            ),
+        ];
+        if let Some(index) = &self.gid_index {
+            let source = from(Some(&index.source));
+            lines.push(("gid_index".to_owned(), index.value.to_string(), source));
+        }
+        for ((key, _, _), value) in NUMBERS.into_iter().zip([
+            options.traffic_class,
+            options.service_level,
+            options.queue_pairs,
+            options.retry_count,
+            options.timeout,
+            options.rnr_retry,
+            options.min_rnr_timer,
+        ]) {
+            let said = self.numbers.iter().find(|(known, _)| *known == key);
+            let source = from(said.map(|(_, said)| &said.source));
+            lines.push((key.to_owned(), value.to_string(), source));
+        }
+        let memory = MEMORY.iter().find(|(_, value)| *value == options.memory);
+        lines.push((
+            "memory".to_owned(),
+            format!("\"{}\"", memory.map_or("auto", |(name, _)| name)),
+            from(self.memory.as_ref().map(|said| &said.source)),
+        ));
+        let networks = options.peer_networks.iter().map(ToString::to_string);
+        lines.push((
+            "peer_networks".to_owned(),
+            list(networks.collect()),
+            from(self.peer_networks.as_ref().map(|said| &said.source)),
+        ));
+        lines
+    }
+}
+
+fn said<T>(places: &Places<'_>, value: Spanned<T>) -> Said<T> {
+    let source = places.at(value.span().start);
+    Said {
+        value: value.into_inner(),
+        source,
+    }
+}

@@ -1,0 +1,95 @@
+//! What making rails needs of the machine and of the session, as traits: the conversation is the
+//! same over any adapter, and its tests need none.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+
+use super::pairing::{Agreement, LocalPort};
+use crate::ids::RemoteKey;
+use crate::wire::Message;
+use crate::wire::message::{PROBE_BYTES, Probe, QueuePair, RailLink};
+
+/// The ports of this host, and why some can't be used.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Survey {
+    /// Those that can.
+    pub(crate) ports: Vec<LocalPort>,
+    /// Why not the others, or why there is none.
+    pub(crate) reasons: Vec<String>,
+    /// There are RDMA devices, usable or not.
+    pub(crate) has_devices: bool,
+}
+
+/// This host's adapters as one session uses them. Its calls block.
+pub(crate) trait Fabric: Send + Sync + 'static {
+    type Half: Half;
+
+    /// Looks at all ports afresh.
+    fn survey(&self) -> Survey;
+
+    /// Makes queue pairs on a port, and memory that holds `probe` for the peer to READ.
+    fn open(
+        &self,
+        port: &LocalPort,
+        probe: [u8; PROBE_BYTES],
+        queue_pairs: usize,
+    ) -> io::Result<Self::Half>;
+}
+
+/// How the queue pairs of one rail are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Path {
+    /// This end's GID, by its index in the port's table.
+    pub(crate) gid_index: u8,
+    /// The other end's.
+    pub(crate) remote_gid: [u8; 16],
+    /// The other end's LID, on InfiniBand.
+    pub(crate) remote_lid: u16,
+    /// Its longest message in bytes; 0 if it does not say.
+    pub(crate) remote_message_bytes_max: u32,
+    /// What both keep to.
+    pub(crate) agreement: Agreement,
+}
+
+/// This end's half of a rail in the making. Its calls block, and so does dropping it.
+pub(crate) trait Half: Send + 'static {
+    type Connection: Send + 'static;
+
+    /// Its queue pairs.
+    fn queue_pairs(&self) -> Vec<QueuePair>;
+
+    /// Where the peer finds the probe.
+    fn probe(&self) -> (u64, RemoteKey);
+
+    /// Connects its queue pairs with the peer's, in order.
+    fn connect(&mut self, path: &Path, theirs: &[QueuePair]) -> io::Result<()>;
+
+    /// READs the peer's probe over one queue pair.
+    fn read_probe(
+        &mut self,
+        queue_pair: usize,
+        probe: &Probe,
+        deadline: Instant,
+    ) -> io::Result<[u8; PROBE_BYTES]>;
+
+    /// Takes a queue pair out, to be used; nothing if it is not there (any more).
+    fn take(&mut self, queue_pair: usize) -> Option<Self::Connection>;
+}
+
+/// Hears of queue pairs in use that were lost at this end, with the reason.
+pub(crate) type LostSender = mpsc::UnboundedSender<(RailLink, String)>;
+
+/// The session that rails are made for.
+pub(crate) trait Owner<C>: Send + Sync + 'static {
+    /// Tells the peer.
+    fn say(&self, message: Message);
+
+    /// Takes a queue pair into use; `false` if the session is over.
+    fn attach(self: &Arc<Self>, link: RailLink, connection: C, lost: LostSender) -> bool;
+
+    /// Takes one out of use.
+    fn detach(&self, link: RailLink);
+}

@@ -1,0 +1,441 @@
+//! What both ends do alike while rails are made: hear, and prove.
+//!
+//! In: the messages about rails that the session's reader hands over, word of queue pairs that were
+//! lost, halves of rails that are connected. Out: queue pairs that are in use, proofs, and RailDown
+//! for what came to nothing. Calls that block run on the workers, and never two attempts at once:
+//! that bounds what a peer can make this end hold.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::book::{Book, RailKey, RailReport};
+use super::fabric::{Fabric, Half, LostSender, Owner};
+use crate::limits::{RAIL_QUEUE_PAIRS_MAX, RAILS_MAX};
+use crate::wire::message::{PROBE_BYTES, Probe, RailEnd, RailLink};
+use crate::wire::{Fault, FaultCode, Message};
+use crate::workers::Workers;
+
+/// How long a whole attempt may take at this end.
+pub(super) const ATTEMPT_DEADLINE: Duration = Duration::from_secs(15);
+/// How long the READs of probes may take: longer than an adapter goes on resending.
+const PROBE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Messages about rails that wait: all proofs and losses of an attempt, several times over.
+const MESSAGES_MAX: usize = 4 * RAILS_MAX * RAIL_QUEUE_PAIRS_MAX;
+
+/// The way to whoever makes a session's rails.
+#[derive(Clone, Debug)]
+pub(crate) struct RailSender(mpsc::Sender<Message>);
+
+impl RailSender {
+    /// Hands over what the peer said about rails.
+    ///
+    /// # Errors
+    /// The peer says far more about rails than there is to say.
+    pub(crate) fn hear(&self, message: Message) -> Result<(), Fault> {
+        match self.0.try_send(message) {
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(Fault::new(
+                FaultCode::Protocol,
+                "the peer sends more about rails than there is to say",
+            )),
+        }
+    }
+}
+
+/// What came.
+pub(super) enum Heard {
+    /// The peer said this, and it is not about queue pairs in use.
+    Message(Message),
+    /// A queue pair in use is gone, at either end.
+    Lost,
+    /// It is too late.
+    TimedOut,
+    /// The session is over.
+    Closed,
+}
+
+/// One end of the conversation.
+pub(super) struct Talk<F: Fabric, O> {
+    pub(super) fabric: Arc<F>,
+    pub(super) owner: Arc<O>,
+    pub(super) workers: Workers,
+    pub(super) book: Arc<Mutex<Book>>,
+    messages: mpsc::Receiver<Message>,
+    lost: mpsc::UnboundedReceiver<(RailLink, String)>,
+    lost_sender: LostSender,
+}
+
+/// A half that is connected with the peer's.
+pub(super) struct Connected<H> {
+    pub(super) rail: u16,
+    pub(super) half: H,
+    pub(super) queue_pairs: usize,
+    /// What our probe holds.
+    pub(super) nonce: [u8; PROBE_BYTES],
+    /// Theirs.
+    pub(super) probe: Probe,
+    pub(super) key: RailKey,
+    pub(super) report: RailReport,
+}
+
+/// What a proof stands for.
+pub(super) fn digest(read: &[u8; PROBE_BYTES]) -> [u8; 32] {
+    *blake3::hash(read).as_bytes()
+}
+
+/// What the peer is told of a half.
+pub(super) fn end_of<H: Half>(half: &H, nonce: &[u8; PROBE_BYTES]) -> RailEnd {
+    let (address, key) = half.probe();
+    RailEnd {
+        probe: Probe {
+            address,
+            key,
+            digest: digest(nonce),
+        },
+        queue_pairs: half.queue_pairs(),
+    }
+}
+
+/// How far one queue pair's proving is.
+#[derive(Clone, Copy, Default)]
+struct Proof {
+    /// Our READ brought the right bytes.
+    ours: bool,
+    /// So did theirs.
+    theirs: bool,
+    /// It is in use, or came to nothing.
+    over: bool,
+}
+
+struct Proving<H> {
+    /// Not here while its probes are read.
+    half: Option<H>,
+    nonce: [u8; PROBE_BYTES],
+    expected: [u8; 32],
+    proofs: Vec<Proof>,
+    key: RailKey,
+    report: RailReport,
+}
+
+/// What the READs of a rail's probes brought, with the half that made them.
+struct Probed<H> {
+    rail: u16,
+    half: H,
+    reads: Vec<std::io::Result<[u8; PROBE_BYTES]>>,
+}
+
+/// How proving ended.
+#[derive(Default)]
+pub(super) struct Proved {
+    /// Queue pairs that came into use.
+    pub(super) up: usize,
+    /// Why others did not.
+    pub(super) reasons: Vec<String>,
+    /// What was said that belongs to a later attempt, and ended this one.
+    pub(super) interrupted: Option<Message>,
+    pub(super) closed: bool,
+}
+
+impl<F, O> Talk<F, O>
+where
+    F: Fabric,
+    O: Owner<<F::Half as Half>::Connection>,
+{
+    pub(super) fn new(
+        fabric: Arc<F>,
+        owner: Arc<O>,
+        workers: Workers,
+        book: Arc<Mutex<Book>>,
+    ) -> (RailSender, Self) {
+        let (sender, messages) = mpsc::channel(MESSAGES_MAX);
+        let (lost_sender, lost) = mpsc::unbounded_channel();
+        let talk = Self {
+            fabric,
+            owner,
+            workers,
+            book,
+            messages,
+            lost,
+            lost_sender,
+        };
+        (RailSender(sender), talk)
+    }
+
+    pub(super) fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next thing, until `deadline`. Losses of queue pairs in use are seen to here.
+    pub(super) async fn hear(&mut self, deadline: Option<Instant>) -> Heard {
+        let late = async {
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            // This end holds a sender, so there is always a next one.
+            Some((link, reason)) = self.lost.recv() => {
+                if self.book().down(link) {
+                    tracing::info!(rail = link.rail, reason, "rail lost a queue pair");
+                    self.owner.say(Message::RailDown { link, reason });
+                }
+                Heard::Lost
+            }
+            message = self.messages.recv() => match message {
+                Some(Message::RailDown { link, reason }) if self.take_down(link) => {
+                    let reason = reason.escape_debug().to_string();
+                    tracing::info!(rail = link.rail, reason, "the peer lost a queue pair");
+                    self.owner.detach(link);
+                    Heard::Lost
+                }
+                Some(message) => Heard::Message(message),
+                None => Heard::Closed,
+            },
+            () = late => Heard::TimedOut,
+        }
+    }
+
+    /// It is not in use any more; `false` if it was not before.
+    fn take_down(&self, link: RailLink) -> bool {
+        self.book().down(link)
+    }
+
+    /// Drops what may block.
+    pub(super) async fn discard<T: Send + 'static>(&self, what: T) {
+        // A panic there is logged by the workers and changes nothing here.
+        let _ = self.workers.run(move || drop(what)).await;
+    }
+
+    /// READs the peer's probes, hears of its READs of ours, and takes what is proved in both
+    /// directions into use. Ends when all is settled, at the deadline, or when the peer begins
+    /// another attempt; when it returns, nothing of the attempt is held that is not in use.
+    pub(super) async fn prove(
+        &mut self,
+        attempt: u32,
+        rails: Vec<Connected<F::Half>>,
+        deadline: Instant,
+    ) -> Proved {
+        let mut proved = Proved::default();
+        let (done, mut probed) = mpsc::unbounded_channel();
+        let mut proving = BTreeMap::new();
+        for rail in rails {
+            let number = rail.rail;
+            proving.insert(number, self.begin(rail, deadline, done.clone()));
+        }
+        drop(done);
+        let mut reading = true;
+        while proving.values().any(|rail| !rail.is_over()) {
+            tokio::select! {
+                read = probed.recv(), if reading => match read {
+                    Some(read) => self.take_reads(attempt, read, &mut proving, &mut proved),
+                    None => {
+                        // Whoever's half did not come back panicked; the workers logged it.
+                        reading = false;
+                        for rail in proving.values_mut().filter(|rail| rail.half.is_none()) {
+                            rail.end();
+                        }
+                    }
+                },
+                heard = self.hear(Some(deadline)) => match heard {
+                    Heard::Lost => {}
+                    Heard::Message(message) => {
+                        if let Some(later) = self.take_word(attempt, message, &mut proving, &mut proved) {
+                            proved.interrupted = Some(later);
+                            break;
+                        }
+                    }
+                    Heard::TimedOut => {
+                        proved.reasons.push("a queue pair was not proved in time".to_owned());
+                        break;
+                    }
+                    Heard::Closed => {
+                        proved.closed = true;
+                        break;
+                    }
+                },
+            }
+            self.take_into_use(attempt, &mut proving, &mut proved);
+        }
+        // The READs that are still under way end by their deadline.
+        let mut left = Vec::new();
+        while let Some(read) = probed.recv().await {
+            left.push(read.half);
+        }
+        left.extend(proving.into_values().filter_map(|rail| rail.half));
+        self.discard(left).await;
+        proved
+    }
+
+    fn begin(
+        &self,
+        rail: Connected<F::Half>,
+        deadline: Instant,
+        done: mpsc::UnboundedSender<Probed<F::Half>>,
+    ) -> Proving<F::Half> {
+        let Connected {
+            rail,
+            mut half,
+            queue_pairs,
+            nonce,
+            probe,
+            key,
+            report,
+        } = rail;
+        self.workers.submit(move || {
+            // From now on: the workers may have had other things to do first.
+            let deadline = deadline.min(Instant::now() + PROBE_DEADLINE);
+            let read = |at| half.read_probe(at, &probe, deadline);
+            let reads = (0..queue_pairs).map(read).collect();
+            // Nobody takes it if the session is gone; then it is dropped here, where it may block.
+            let _ = done.send(Probed { rail, half, reads });
+        });
+        Proving {
+            half: None,
+            nonce,
+            expected: probe.digest,
+            proofs: vec![Proof::default(); queue_pairs],
+            key,
+            report,
+        }
+    }
+
+    fn take_reads(
+        &self,
+        attempt: u32,
+        read: Probed<F::Half>,
+        proving: &mut BTreeMap<u16, Proving<F::Half>>,
+        proved: &mut Proved,
+    ) {
+        let Some(rail) = proving.get_mut(&read.rail) else {
+            return;
+        };
+        rail.half = Some(read.half);
+        for (queue_pair, (proof, read)) in (0_u8..).zip(rail.proofs.iter_mut().zip(read.reads)) {
+            let link = RailLink {
+                attempt,
+                rail: rail.report.rail,
+                queue_pair,
+            };
+            let failed = match read {
+                Ok(read) if digest(&read) == rail.expected => {
+                    proof.ours = true;
+                    self.owner.say(Message::RailProof { link, read });
+                    continue;
+                }
+                Ok(_) => "a READ of the peer's probe brought other bytes".to_owned(),
+                Err(error) => format!("a READ of the peer's probe failed: {error}"),
+            };
+            if !std::mem::replace(&mut proof.over, true) {
+                self.give_up(link, &rail.report, failed, proved);
+            }
+        }
+    }
+
+    fn give_up(&self, link: RailLink, report: &RailReport, reason: String, proved: &mut Proved) {
+        tracing::info!(rail = link.rail, local = report.local, reason, "no rail");
+        proved
+            .reasons
+            .push(format!("{} to {}: {reason}", report.local, report.remote));
+        self.owner.say(Message::RailDown { link, reason });
+    }
+
+    /// Gives back what belongs to a later attempt.
+    fn take_word(
+        &self,
+        attempt: u32,
+        message: Message,
+        proving: &mut BTreeMap<u16, Proving<F::Half>>,
+        proved: &mut Proved,
+    ) -> Option<Message> {
+        let (link, read) = match message {
+            Message::RailProof { link, read } => (link, Ok(read)),
+            Message::RailDown { link, reason } => (link, Err(reason)),
+            Message::RailOffer(offer) if offer.attempt > attempt => {
+                return Some(Message::RailOffer(offer));
+            }
+            _ => return None,
+        };
+        let rail = proving
+            .get_mut(&link.rail)
+            .filter(|_| link.attempt == attempt)?;
+        let proof = rail.proofs.get_mut(usize::from(link.queue_pair))?;
+        if proof.over {
+            return None;
+        }
+        match read {
+            // Compared by digests, so that how long it takes tells nothing.
+            Ok(read) if digest(&read) == digest(&rail.nonce) => proof.theirs = true,
+            Ok(_) => {
+                proof.over = true;
+                let reason = "the peer did not READ what our probe holds".to_owned();
+                self.give_up(link, &rail.report, reason, proved);
+            }
+            Err(reason) => {
+                proof.over = true;
+                let reason = reason.escape_debug();
+                let (local, remote) = (&rail.report.local, &rail.report.remote);
+                proved
+                    .reasons
+                    .push(format!("{local} to {remote}: the peer says: {reason}"));
+            }
+        }
+        None
+    }
+
+    fn take_into_use(
+        &self,
+        attempt: u32,
+        proving: &mut BTreeMap<u16, Proving<F::Half>>,
+        proved: &mut Proved,
+    ) {
+        for (number, rail) in proving {
+            let Some(half) = &mut rail.half else {
+                continue;
+            };
+            for (queue_pair, proof) in (0_u8..).zip(&mut rail.proofs) {
+                if proof.over || !proof.ours || !proof.theirs {
+                    continue;
+                }
+                proof.over = true;
+                let link = RailLink {
+                    attempt,
+                    rail: *number,
+                    queue_pair,
+                };
+                let Some(connection) = half.take(queue_pair.into()) else {
+                    let reason = "the queue pair can't be used any more".to_owned();
+                    self.give_up(link, &rail.report, reason, proved);
+                    continue;
+                };
+                // In the book first: it may be lost as soon as it is attached.
+                self.book().up(link, rail.key.clone(), rail.report.clone());
+                if self
+                    .owner
+                    .attach(link, connection, self.lost_sender.clone())
+                {
+                    proved.up += 1;
+                } else {
+                    self.book().down(link);
+                }
+            }
+        }
+    }
+}
+
+impl<H> Proving<H> {
+    fn is_over(&self) -> bool {
+        self.proofs.iter().all(|proof| proof.over)
+    }
+
+    fn end(&mut self) {
+        for proof in &mut self.proofs {
+            proof.over = true;
+        }
+    }
+}
