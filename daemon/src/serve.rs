@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use rdcp::TransportOffer;
 use rdcp::server::{Server, ServerLimits};
 use tracing::{info, warn};
 
@@ -40,11 +41,13 @@ pub(crate) async fn start(settings: &Settings) -> Result<Server, StartError> {
         builder = builder.export(export.value.offer());
     }
     let server = builder.start().await?;
-    announce(&server, settings).await;
+    // Before it is said that it listens: whoever reads that may count on a server that runs.
+    let transports = server.transports().await;
+    announce(&server, settings, &transports);
     Ok(server)
 }
 
-async fn announce(server: &Server, settings: &Settings) {
+fn announce(server: &Server, settings: &Settings, transports: &[TransportOffer]) {
     for address in server.local_addrs() {
         info!(%address, "listening");
     }
@@ -54,7 +57,7 @@ async fn announce(server: &Server, settings: &Settings) {
         info!(name = export.name, path = ?export.path, writable = export.writable, "export");
     }
     info!(reactor = server.reactor(), "data plane");
-    for offer in server.transports().await {
+    for offer in transports {
         let (name, available) = (&offer.name, offer.available);
         info!(name, available, reason = offer.reason, "transport");
     }

@@ -245,11 +245,14 @@ mod tests {
             software: "rdcpd 0.1.0\x1b".into(),
             level: 1,
             round_trips: vec![Duration::from_micros(100), Duration::from_micros(300)],
+            transport: "tcp".into(),
+            reason: "no rdma: the server: no device\u{7}".into(),
             transports: vec![offer("rdma", false, "no device"), offer("tcp", true, "")],
         });
         assert_eq!(
             text,
             "h:20471: rdcpd 0.1.0\\x1b, level 1\nround trip: min 100 us, avg 200 us of 2\n\
+             data goes by tcp: no rdma: the server: no device\\x07\n\
              rdma  no   no device\ntcp   yes"
         );
     }

@@ -424,12 +424,13 @@ mod tests {
             (port.port.label.as_str(), port.port.queue_pairs),
             ("rxe0:1", 2)
         );
-        let mut only = RdmaOptions::default();
-        only.gid_index = Some(1);
-        let port = usable(&facts(), &only, &[]).unwrap();
+        let only = |index| RdmaOptions {
+            gid_index: Some(index),
+            ..RdmaOptions::default()
+        };
+        let port = usable(&facts(), &only(1), &[]).unwrap();
         assert_eq!((port.gids.len(), port.gids[0].network), (1, None));
-        only.gid_index = Some(9);
-        let reason = usable(&facts(), &only, &[]).unwrap_err();
+        let reason = usable(&facts(), &only(9), &[]).unwrap_err();
         assert!(reason.contains("index 9"), "{reason}");
     }
 

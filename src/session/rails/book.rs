@@ -45,22 +45,21 @@ impl RailKey {
 
 /// A rail in use, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub(crate) struct RailReport {
     /// Its number.
-    pub rail: u16,
+    pub(crate) rail: u16,
     /// This end's port.
-    pub local: String,
+    pub(crate) local: String,
     /// The other end's.
-    pub remote: String,
+    pub(crate) remote: String,
     /// How packets travel.
-    pub kind: GidKind,
+    pub(crate) kind: GidKind,
     /// Payload bytes of the largest packet.
-    pub mtu_bytes: u32,
+    pub(crate) mtu_bytes: u32,
     /// The slower port's speed in Mbit/s, 0 if not known.
-    pub speed_mbps: u32,
+    pub(crate) speed_mbps: u32,
     /// Queue pairs in use.
-    pub queue_pairs: usize,
+    pub(crate) queue_pairs: usize,
 }
 
 impl fmt::Display for RailReport {
