@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Mutex as AsyncMutex;
@@ -49,10 +49,13 @@ pub(super) struct Session {
     transport: TransportChoice,
     rdma: RdmaOptions,
     /// The way to whoever makes rails, once they were asked for.
-    rails: Arc<OnceLock<RailSender>>,
+    rails: RailsHeard,
     /// What came of that.
     tried: OnceLock<Tried>,
 }
+
+/// Empty before rails are asked for, and once the session is over.
+type RailsHeard = Arc<Mutex<Option<RailSender>>>;
 
 /// What it takes to make data connections.
 struct Data {
@@ -115,7 +118,7 @@ impl Session {
             host_key = %control.fingerprint,
             "connected"
         );
-        let rails = Arc::new(OnceLock::new());
+        let rails = RailsHeard::default();
         let reading = tokio::spawn(read(
             host.clone(),
             control.reader,
@@ -244,13 +247,15 @@ impl Session {
             server,
             (&self.rdma, self.transport == TransportChoice::Rdma),
             workers,
-            // Tried once in a session, so nobody has set it.
-            |sender| drop(self.rails.set(sender)),
+            |sender| *heard(&self.rails) = Some(sender),
         );
         let tried = match begun.await {
             Ok(outcome) => transport::first(outcome).await,
             Err(tried) => tried,
         };
+        if let Some(fault) = self.peer.over() {
+            return Err(fault.into());
+        }
         let up = tried.up;
         let reasons = tried.reasons.join("; ");
         tracing::debug!(session = %self.peer.id, up, reasons = %reasons.escape_debug(), "rdma");
@@ -342,7 +347,7 @@ impl Data {
 async fn read(
     host: HostPort,
     mut reader: TlsReader,
-    rails: Arc<OnceLock<RailSender>>,
+    rails: RailsHeard,
     peer: Arc<Peer>,
     writer: ControlWriter,
     pulse: Arc<Pulse>,
@@ -376,7 +381,7 @@ async fn read(
                 | Message::RailProof { .. }
                 | Message::RailDown { .. }) => {
                     // Without an offer of ours there is nothing to say about rails.
-                    let told = rails.get().map(|rails| rails.hear(message));
+                    let told = heard(&rails).as_ref().map(|rails| rails.hear(message));
                     match told {
                         Some(Ok(())) => {}
                         Some(Err(fault)) => break fault,
@@ -392,7 +397,13 @@ async fn read(
         }
     };
     peer.close(&fault);
+    // Nothing about rails comes any more, so whoever waits for it ends.
+    *heard(&rails) = None;
     writer.abort();
+}
+
+fn heard(rails: &RailsHeard) -> MutexGuard<'_, Option<RailSender>> {
+    rails.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn out_of_turn() -> Fault {

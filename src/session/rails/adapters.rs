@@ -255,9 +255,15 @@ impl Fabric for SessionAdapters {
             .into_iter()
             .find(is_it);
         let facts = facts.ok_or_else(|| io::Error::other("the port is gone"))?;
-        let make = |_| Endpoint::new(&self.domains, &facts, DEPTH).map(Stage::Open);
+        let make = |_| Endpoint::new(&self.domains, &facts, DEPTH);
+        let endpoints = (0..queue_pairs).map(make).collect::<io::Result<Vec<_>>>()?;
+        let numbers = endpoints.iter().map(|endpoint| QueuePair {
+            number: endpoint.number(),
+            psn: endpoint.psn(),
+        });
         Ok(AdapterHalf {
-            stages: (0..queue_pairs).map(make).collect::<io::Result<_>>()?,
+            queue_pairs: numbers.collect(),
+            stages: endpoints.into_iter().map(Stage::Open).collect(),
             probe: ProbeRegion::new(&self.domains, &facts, probe)?,
             options: self.options.clone(),
         })
@@ -266,6 +272,8 @@ impl Fabric for SessionAdapters {
 
 /// This end's half of a rail over an adapter.
 pub(crate) struct AdapterHalf {
+    /// As they were made, whatever became of them.
+    queue_pairs: Vec<QueuePair>,
     stages: Vec<Stage>,
     probe: ProbeRegion,
     options: RdmaOptions,
@@ -282,14 +290,7 @@ impl Half for AdapterHalf {
     type Connection = Connection;
 
     fn queue_pairs(&self) -> Vec<QueuePair> {
-        let number = |stage: &Stage| match stage {
-            Stage::Open(endpoint) => Some(QueuePair {
-                number: endpoint.number(),
-                psn: endpoint.psn(),
-            }),
-            Stage::Connected(_) | Stage::Gone => None,
-        };
-        self.stages.iter().filter_map(number).collect()
+        self.queue_pairs.clone()
     }
 
     fn probe(&self) -> (u64, RemoteKey) {

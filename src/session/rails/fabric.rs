@@ -58,7 +58,7 @@ pub(crate) struct Path {
 pub(crate) trait Half: Send + 'static {
     type Connection: Send + 'static;
 
-    /// Its queue pairs.
+    /// Its queue pairs, connected or not.
     fn queue_pairs(&self) -> Vec<QueuePair>;
 
     /// Where the peer finds the probe.
