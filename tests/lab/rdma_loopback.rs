@@ -291,7 +291,12 @@ fn files(bench: &Bench, folder: &Path) {
     let readable = File::open(&path).expect("source");
     let link = bench.link();
     let trial = link.serving.file_access(readable.as_fd()).expect("trial");
-    println!("{}: {} ({})", folder.display(), trial.access, trial.reason);
+    println!(
+        "{}: {} ({})",
+        folder.display(),
+        trial.possible,
+        trial.reason
+    );
     assert_eq!(
         link.serving.file_access(readable.as_fd()).expect("cached"),
         trial
@@ -311,7 +316,10 @@ fn files(bench: &Bench, folder: &Path) {
         let window = match window {
             Ok(window) => window,
             Err(error) => {
-                assert!(access < trial.access, "{access} was said to work: {error}");
+                assert!(
+                    access < trial.possible,
+                    "{access} was said to work: {error}"
+                );
                 println!("{access}: {error}");
                 continue;
             }
@@ -328,7 +336,7 @@ fn files(bench: &Bench, folder: &Path) {
         println!("{access}: all bytes right");
         drop(window);
     }
-    if trial.access == FileAccess::OnDemand {
+    if trial.possible == FileAccess::OnDemand {
         let window = link
             .serving
             .register_file_window(readable.as_fd(), 0, content.len(), FileAccess::OnDemand)

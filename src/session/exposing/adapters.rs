@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use super::rails::{Hold, MemoryPolicy, RailMemory, Way};
+use super::rails::{Hold, MemoryPolicy, RailMemory, Way, Ways};
 use crate::memory::Slot;
 use crate::transport::rdma::{FileAccess, RegionAddress, SessionDomains};
 use crate::units::ByteRange;
@@ -55,14 +55,18 @@ impl RailMemory for AdapterMemory {
         self.policy
     }
 
-    fn best_way(&self, file: BorrowedFd<'_>) -> io::Result<(Way, String)> {
+    fn ways(&self, file: BorrowedFd<'_>) -> io::Result<Ways> {
         let trial = self.domains.file_access(file)?;
-        let way = match trial.access {
+        let way = |access| match access {
             FileAccess::OnDemand => Way::OnDemand,
             FileAccess::Pinned => Way::Pinned,
             FileAccess::Copied => Way::Pool,
         };
-        Ok((way, trial.reason))
+        Ok(Ways {
+            best: way(trial.access),
+            possible: way(trial.possible),
+            reason: trial.reason,
+        })
     }
 
     fn register_window(

@@ -640,10 +640,10 @@ impl Drop for Exposing {
 
 /// How a file gets before the adapters of these rails.
 fn way_of(rails: &dyn RailMemory, file: &OpenSource) -> Result<Way, Fault> {
-    let (best, reason) = rails
-        .best_way(file.file.as_fd())
+    let ways = rails
+        .ways(file.file.as_fd())
         .map_err(|error| rails::refusal(&error))?;
-    rails.policy().choose(best, &reason)
+    rails.policy().choose(&ways)
 }
 
 /// The pack's files can't be had: there is no way for its bytes.

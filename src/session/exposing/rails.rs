@@ -71,18 +71,23 @@ impl MemoryPolicy {
         self.rails_only || self.memory != RdmaMemory::Auto
     }
 
-    /// The way for a file system where `best` works and nothing better, for this reason.
+    /// The way for a file system where these are to be had.
     ///
     /// # Errors
     /// What was asked for is not to be had.
-    pub(super) fn choose(self, best: Way, reason: &str) -> Result<Way, Fault> {
+    pub(super) fn choose(self, ways: &Ways) -> Result<Way, Fault> {
+        let Ways {
+            best,
+            possible,
+            reason,
+        } = ways;
         let wanted = match self.memory {
-            RdmaMemory::Auto => return Ok(best),
+            RdmaMemory::Auto => return Ok(*best),
             RdmaMemory::Odp => Way::OnDemand,
             RdmaMemory::Mmap => Way::Pinned,
             RdmaMemory::Pool => Way::Pool,
         };
-        if wanted >= best {
+        if wanted >= *possible {
             return Ok(wanted);
         }
         Err(Fault::new(
@@ -95,6 +100,17 @@ impl MemoryPolicy {
     }
 }
 
+/// How a file system's files can get before all devices of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ways {
+    /// The best that works and can be trusted.
+    pub best: Way,
+    /// The best that the kernel allows.
+    pub possible: Way,
+    /// Why `best` is not a better one; empty if there is none.
+    pub reason: String,
+}
+
 /// The rails of one session. Calls block.
 pub trait RailMemory: Send + Sync {
     /// Whether there are rails at present.
@@ -103,9 +119,8 @@ pub trait RailMemory: Send + Sync {
     /// What is wanted of memory.
     fn policy(&self) -> MemoryPolicy;
 
-    /// The best way for files of this one's file system on all devices of the session, and why there
-    /// is no better one. The file is not empty.
-    fn best_way(&self, file: BorrowedFd<'_>) -> io::Result<(Way, String)>;
+    /// The ways for files of this one's file system. The file is not empty.
+    fn ways(&self, file: BorrowedFd<'_>) -> io::Result<Ways>;
 
     /// Lets the peer read a range of a file in this way, by [`Way::OnDemand`] or [`Way::Pinned`]:
     /// one key per rail that can reach it.
@@ -166,22 +181,41 @@ mod tests {
         }
     }
 
+    fn ways(best: Way, reason: &str) -> Ways {
+        Ways {
+            best,
+            possible: best,
+            reason: reason.to_owned(),
+        }
+    }
+
+    #[test]
+    fn who_insists_gets_what_is_possible() {
+        let ways = Ways {
+            best: Way::Pinned,
+            possible: Way::OnDemand,
+            reason: "not trusted".to_owned(),
+        };
+        assert_eq!(policy(RdmaMemory::Auto).choose(&ways), Ok(Way::Pinned));
+        assert_eq!(policy(RdmaMemory::Odp).choose(&ways), Ok(Way::OnDemand));
+    }
+
     #[test]
     fn what_is_asked_for_is_had_or_refused_by_name() {
         assert_eq!(
-            policy(RdmaMemory::Auto).choose(Way::Pool, "old"),
+            policy(RdmaMemory::Auto).choose(&ways(Way::Pool, "old")),
             Ok(Way::Pool)
         );
         assert_eq!(
-            policy(RdmaMemory::Mmap).choose(Way::OnDemand, ""),
+            policy(RdmaMemory::Mmap).choose(&ways(Way::OnDemand, "")),
             Ok(Way::Pinned)
         );
         assert_eq!(
-            policy(RdmaMemory::Pool).choose(Way::OnDemand, ""),
+            policy(RdmaMemory::Pool).choose(&ways(Way::OnDemand, "")),
             Ok(Way::Pool)
         );
         let fault = policy(RdmaMemory::Odp)
-            .choose(Way::Pinned, "no ODP")
+            .choose(&ways(Way::Pinned, "no ODP"))
             .unwrap_err();
         assert_eq!(fault.code, FaultCode::TransportUnavailable);
         assert!(fault.text.contains("odp") && fault.text.contains("no ODP"));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::super::super::sending::{Done, Jobs};
-use super::super::rails::{Hold, MemoryPolicy, RailMemory, RdmaMemory, Way};
+use super::super::rails::{Hold, MemoryPolicy, RailMemory, RdmaMemory, Way, Ways};
 use super::super::{Exposing, LEASE_PATIENCE, ServingMemory, SessionMemory};
 use super::fill;
 use crate::engine::sender::{ExposedWindow, Input};
@@ -81,8 +81,12 @@ impl RailMemory for Counted {
         self.policy
     }
 
-    fn best_way(&self, _: BorrowedFd<'_>) -> io::Result<(Way, String)> {
-        Ok((self.best, "by order of the test".to_owned()))
+    fn ways(&self, _: BorrowedFd<'_>) -> io::Result<Ways> {
+        Ok(Ways {
+            best: self.best,
+            possible: self.best,
+            reason: "by order of the test".to_owned(),
+        })
     }
 
     fn register_window(
@@ -115,7 +119,10 @@ struct World {
 fn world(len: usize, hash: HashKind, rails: Option<Arc<Counted>>) -> World {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
-    let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + at / 4096) as u8 | 1).collect();
+    // No two pages are equal, and no byte is zero.
+    let bytes: Vec<u8> = (0..len)
+        .map(|at| ((at * 7 + at / 4096) % 256).try_into().unwrap_or(0) | 1u8)
+        .collect();
     fs::write(&path, &bytes).unwrap();
     let walk = WalkOptions {
         recursive: false,

@@ -41,8 +41,10 @@ impl fmt::Display for FileAccess {
 /// What came of trying how files can be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
-    /// The best way that works.
+    /// The best way that works and can be trusted.
     pub access: FileAccess,
+    /// The best way that the kernel allows, for those who insist.
+    pub possible: FileAccess,
     /// Why not a better one; empty if there is none.
     pub reason: String,
 }
@@ -147,15 +149,15 @@ impl SessionDomains {
                     trial
                 }
             };
-            if worst
-                .as_ref()
-                .is_none_or(|worst| worst.access < trial.access)
-            {
-                worst = Some(trial);
+            let worst = worst.get_or_insert_with(|| trial.clone());
+            worst.possible = worst.possible.max(trial.possible);
+            if worst.access < trial.access {
+                (worst.access, worst.reason) = (trial.access, trial.reason);
             }
         }
         Ok(worst.unwrap_or_else(|| Trial {
             access: FileAccess::Copied,
+            possible: FileAccess::Copied,
             reason: "the session has no RDMA device".to_owned(),
         }))
     }
@@ -225,19 +227,43 @@ impl Trials {
 fn attempt(domain: &Arc<Domain>, file: BorrowedFd<'_>) -> io::Result<Trial> {
     let support = verbs::probe(&domain.protection, file)?;
     Ok(choose(
+        is_software(domain.adapter.context.name()),
         support.on_demand.map_err(|error| words(error).to_string()),
         support.pinned.map_err(|error| words(error).to_string()),
     ))
 }
 
 /// The best way that works, and why not a better one.
-fn choose(on_demand: Result<(), String>, pinned: Result<(), String>) -> Trial {
+fn choose(is_software: bool, on_demand: Result<(), String>, pinned: Result<(), String>) -> Trial {
+    let possible = match (&on_demand, &pinned) {
+        (Ok(()), _) => FileAccess::OnDemand,
+        (Err(_), Ok(())) => FileAccess::Pinned,
+        (Err(_), Err(_)) => FileAccess::Copied,
+    };
+    // Where packets do not begin with pages, soft-RoCE of Linux 7.3 answers READs of memory that is
+    // faulted in with bytes of other pages. Without a hash nobody would notice.
+    let on_demand = match on_demand {
+        Ok(()) if is_software => Err("soft-RoCE serves wrong bytes this way".to_owned()),
+        other => other,
+    };
     let (access, reason) = match (on_demand, pinned) {
         (Ok(()), _) => (FileAccess::OnDemand, String::new()),
         (Err(odp), Ok(())) => (FileAccess::Pinned, format!("odp: {odp}")),
         (Err(odp), Err(mmap)) => (FileAccess::Copied, format!("odp: {odp}; mmap: {mmap}")),
     };
-    Trial { access, reason }
+    Trial {
+        access,
+        possible,
+        reason,
+    }
+}
+
+/// Whether the kernel itself plays the device: no hardware stands behind it.
+fn is_software(device: &str) -> bool {
+    !std::path::Path::new("/sys/class/infiniband")
+        .join(device)
+        .join("device")
+        .exists()
 }
 
 fn address(domain: &Domain, memory: RemoteMemory) -> RegionAddress {
@@ -257,17 +283,23 @@ mod tests {
     #[test]
     fn the_best_way_that_works_is_chosen_and_explained() {
         let no = |what: &str| Err(what.to_owned());
-        let trial = choose(Ok(()), no("b"));
+        let trial = choose(true, Ok(()), Ok(()));
+        assert_eq!(
+            (trial.access, trial.possible),
+            (FileAccess::Pinned, FileAccess::OnDemand)
+        );
+        assert!(trial.reason.contains("soft-RoCE"));
+        let trial = choose(false, Ok(()), no("b"));
         assert_eq!(
             (trial.access, trial.reason.as_str()),
             (FileAccess::OnDemand, "")
         );
-        let trial = choose(no("a"), Ok(()));
+        let trial = choose(false, no("a"), Ok(()));
         assert_eq!(
             (trial.access, trial.reason.as_str()),
             (FileAccess::Pinned, "odp: a")
         );
-        let trial = choose(no("a"), no("b"));
+        let trial = choose(false, no("a"), no("b"));
         assert_eq!(
             (trial.access, trial.reason.as_str()),
             (FileAccess::Copied, "odp: a; mmap: b")
