@@ -5,7 +5,8 @@
 #   fail TEXT                     say what is wrong and end the script
 #   retry SECONDS COMMAND...      again, until it succeeds or the time is over
 #   tell NAME, await NAME [S]     between two hosts: something is ready, wait for that
-#   start_daemon ADDRESS ARG...   rdcpd, until it listens; leaves $daemon_pid and $daemon_log
+#   start_daemon ADDRESS ARG...   rdcpd, until it listens; leaves $daemon_pid and $daemon_log; a command
+#                                 in $daemon_prefix starts it, if that is set
 #   stop_daemon                   ends it in an orderly way; it must exit with 0
 #   make_source FOLDER            64 MiB in one file and 500 small files, with digests
 #   check_digests FOLDER SOURCE   the files have the digests of the source
@@ -75,7 +76,10 @@ start_daemon() {
     daemon_log=/tmp/rdcpd.log
     daemon_address=$1
     shift
-    rdcpd --listen "$daemon_address" --auth none --state-dir /tmp/rdcpd-state \
+    # Before it starts, lest the log of an earlier one say that it listens.
+    : >"$daemon_log"
+    # shellcheck disable=SC2086 # The prefix is several words.
+    ${daemon_prefix:-} rdcpd --listen "$daemon_address" --auth none --state-dir /tmp/rdcpd-state \
         --log-format json "$@" 2>"$daemon_log" &
     daemon_pid=$!
     retry 60 daemon_listens
