@@ -74,7 +74,8 @@ impl Machine {
 
     fn memlock_fix(&self) -> String {
         if self.is_root {
-            MEMLOCK_FIX.replace("sudo ", "")
+            // A star stands for all users but root.
+            MEMLOCK_FIX.replace("sudo ", "").replace("'* ", "'root ")
         } else {
             MEMLOCK_FIX.to_owned()
         }

@@ -302,6 +302,15 @@ fn the_limit_on_locked_memory_counts_unless_it_is_lifted() {
         "8192 KiB",
         MEMLOCK_FIX,
     );
+    let root = Machine {
+        is_root: true,
+        ..machine()
+    };
+    let fix = root.memlock_fix();
+    assert!(
+        fix.starts_with("printf 'root - memlock unlimited\\n' | tee /etc"),
+        "{fix}"
+    );
 }
 
 #[test]
