@@ -50,6 +50,7 @@
 //! the keys of known hosts, and it starts no thread until a client or server is made.
 
 pub mod client;
+pub mod doctor;
 pub mod error;
 pub mod location;
 pub mod options;

@@ -135,6 +135,17 @@ pub(crate) enum Command {
     #[command(after_long_help = long_tail(PING_EXAMPLES))]
     Ping(PingArgs),
 
+    /// Find out what keeps this machine from RDMA, and the command that mends each thing
+    ///
+    /// Looks at libraries, devices, their ports and addresses, device files, the limit on locked
+    /// memory, and tries how files can be registered. With HOST also at the route to it, and
+    /// connects to its daemon to see whether rails come up. Changes nothing, and needs no privileges.
+    ///
+    /// Ends with 0 if a transfer would use RDMA: with HOST, rails came up; without, a port can be
+    /// used and memory can be registered. Else with 10.
+    #[command(after_long_help = long_tail(DOCTOR_EXAMPLES))]
+    Doctor(DoctorArgs),
+
     /// Print a completion script for a shell
     #[command(after_long_help = long_tail(COMPLETIONS_EXAMPLES))]
     Completions(CompletionsArgs),
@@ -407,6 +418,22 @@ pub(crate) struct PingArgs {
     pub(crate) connection: ConnectionArgs,
 }
 
+/// `rdcp doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// A server to try: host, host:port or rdcp://host:port
+    #[arg(value_name = "HOST", value_hint = ValueHint::Hostname)]
+    pub(crate) host: Option<OsString>,
+    /// Try the file system of this directory or file; may be repeated [default: . and /dev/shm]
+    #[arg(long = "path", value_name = "DIR", value_hint = ValueHint::AnyPath)]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Tell everything as one JSON object
+    #[arg(long, help_heading = OUTPUT)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+}
+
 /// `rdcp completions`.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
@@ -598,6 +625,7 @@ pub(crate) fn examples(command: &str) -> &'static str {
         "rm" => RM_EXAMPLES,
         "mkdir" => MKDIR_EXAMPLES,
         "ping" => PING_EXAMPLES,
+        "doctor" => DOCTOR_EXAMPLES,
         "completions" => COMPLETIONS_EXAMPLES,
         "man" => MAN_EXAMPLES,
         _ => MAIN_EXAMPLES,
@@ -646,6 +674,10 @@ const MKDIR_EXAMPLES: &str = "  \
 const PING_EXAMPLES: &str = "  \
   rdcp ping gpu7
   rdcp ping -n 100 --json gpu7:20471";
+const DOCTOR_EXAMPLES: &str = "  \
+  rdcp doctor                               this machine alone
+  rdcp doctor --path /srv/data gpu7         and how /srv/data is served, and rails to gpu7
+  rdcp doctor --json | jq .would_use_rdma";
 const COMPLETIONS_EXAMPLES: &str = "  \
   rdcp completions bash > /etc/bash_completion.d/rdcp
   rdcp completions zsh > ~/.zfunc/_rdcp

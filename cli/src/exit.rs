@@ -93,7 +93,10 @@ pub(crate) const TABLE: &[(u8, &str)] = &[
     (7, "storage: no space, quota or I/O error"),
     (8, "failures of several kinds, listed"),
     (9, "the source changed while it was read"),
-    (10, "the transport that --transport names is not available"),
+    (
+        10,
+        "the transport that --transport names is not available; doctor: RDMA would not be used",
+    ),
     (11, "timed out or stalled"),
     (
         12,

@@ -66,6 +66,12 @@ pub(crate) enum Job {
         count: u16,
         connection: ConnectionArgs,
     },
+    /// Find out what keeps this machine from RDMA.
+    Doctor {
+        host: Option<(String, u16)>,
+        paths: Vec<PathBuf>,
+        connection: ConnectionArgs,
+    },
     /// Print a completion script.
     Completions(clap_complete::Shell),
     /// Print or write the manual.
@@ -189,6 +195,11 @@ impl Job {
                     connection: args.connection,
                 }
             }
+            Command::Doctor(args) => Self::Doctor {
+                host: args.host.as_deref().map(Remote::parse_server).transpose()?,
+                paths: args.paths,
+                connection: args.connection,
+            },
             Command::Completions(args) => Self::Completions(args.shell),
             Command::Man(args) => Self::Manual {
                 page: args.page,
@@ -209,6 +220,7 @@ pub(crate) fn json_of(command: &Command) -> Option<JsonTo> {
         Command::Sum(args) => (args.output.json, false),
         Command::Verify(args) => (args.output.json, false),
         Command::Ping(args) => (args.output.json, false),
+        Command::Doctor(args) => (args.json, false),
         Command::Rm(_) | Command::Mkdir(_) | Command::Completions(_) | Command::Man(_) => {
             (false, false)
         }

@@ -151,3 +151,62 @@ fn nothing_answers_is_3() {
     assert_eq!((status, out.as_str()), (Some(3), ""), "{err}");
     assert!(err.starts_with("rdcp: "), "{err}");
 }
+
+#[test]
+fn doctor_tells_what_to_do_about_all_that_keeps_from_rdma() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let path = folder.path().to_str().expect("UTF-8");
+    let (status, out, err) = run(&format!("doctor --json --path {path}"));
+    assert_eq!(err, "");
+    let [line] = out.lines().collect::<Vec<_>>()[..] else {
+        panic!("one object: {out}")
+    };
+    let told = serde_json::from_str::<serde_json::Value>(line).expect("it is JSON");
+    let would = told["would_use_rdma"].as_bool().expect("an answer");
+    let devices = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|all| all.count() > 0);
+    assert!(devices || !would, "{out}");
+    assert_eq!(status, Some(if would { 0 } else { 10 }), "{out}");
+    assert_eq!(
+        (&told["v"], &told["exit_status"]),
+        (&1.into(), &status.into())
+    );
+    let checks = told["checks"].as_array().expect("checks");
+    for check in checks {
+        let fix = check["fix"].as_str().unwrap_or_default();
+        let bad = ["warning", "problem"].contains(&check["status"].as_str().expect("a status"));
+        assert!(!bad || !fix.is_empty(), "{check}");
+        assert!(
+            check["message"]
+                .as_str()
+                .is_some_and(|text| !text.is_empty()),
+            "{check}"
+        );
+    }
+    let of = |name: &'static str| checks.iter().filter(move |check| check["check"] == name);
+    assert!(
+        of("registration").any(|check| check["about"] == path),
+        "{out}"
+    );
+    if !devices {
+        assert!(
+            of("device").all(|check| check["status"] == "problem"),
+            "{out}"
+        );
+        assert_eq!(of("device").count(), 1, "{out}");
+    }
+}
+
+#[test]
+fn doctor_says_why_rails_to_a_host_do_not_come_up() {
+    // Port 1 of loopback: nothing answers.
+    let (status, out, err) = run("doctor 127.0.0.1:1");
+    assert_eq!((status, err.as_str()), (Some(10), ""), "{out}");
+    for words in [
+        "ok       route 127.0.0.1: it is this machine",
+        "problem  rails 127.0.0.1:1: ",
+        "$ ssh 127.0.0.1 sudo systemctl start rdcpd\n",
+        "a transfer would not use RDMA\n",
+    ] {
+        assert!(out.contains(words), "{words} is not in {out}");
+    }
+}

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use rdcp::doctor::Diagnosis;
 use rdcp::options::HashKind;
 use rdcp::progress::EntryType;
 use rdcp::progress::{Event, Progress};
@@ -34,6 +35,7 @@ pub(super) struct Json {
     started: bool,
     progress_told: Option<Instant>,
     summary: Option<Totals>,
+    diagnosis: Option<DiagnosisFields>,
     ended: bool,
 }
 
@@ -252,6 +254,23 @@ struct SummaryBody {
     retryable: bool,
     #[serde(flatten)]
     totals: Option<Totals>,
+    #[serde(flatten)]
+    diagnosis: Option<DiagnosisFields>,
+}
+
+#[derive(Clone, Serialize)]
+struct DiagnosisFields {
+    would_use_rdma: bool,
+    checks: Vec<CheckBody>,
+}
+
+#[derive(Clone, Serialize)]
+struct CheckBody {
+    check: &'static str,
+    about: String,
+    status: &'static str,
+    message: String,
+    fix: Option<String>,
 }
 
 impl Json {
@@ -263,6 +282,7 @@ impl Json {
             started: false,
             progress_told: None,
             summary: None,
+            diagnosis: None,
             ended: false,
         }
     }
@@ -480,6 +500,20 @@ impl Json {
         self.put(io, "ping", body);
     }
 
+    pub(super) fn set_diagnosis(&mut self, diagnosis: &Diagnosis) {
+        let checks = diagnosis.checks.iter().map(|check| CheckBody {
+            check: check.topic.name(),
+            about: escape::text(&check.about),
+            status: check.status.name(),
+            message: escape::text(&check.text),
+            fix: check.fix.as_deref().map(escape::text),
+        });
+        self.diagnosis = Some(DiagnosisFields {
+            would_use_rdma: diagnosis.would_use_rdma,
+            checks: checks.collect(),
+        });
+    }
+
     pub(super) fn finish(&mut self, io: &mut Io, end: End) {
         if self.ended {
             return;
@@ -489,6 +523,7 @@ impl Json {
             kind: end.kind.map(error_kind_name),
             retryable: end.kind.is_some_and(is_retryable),
             totals: self.summary.take(),
+            diagnosis: self.diagnosis.take(),
         };
         self.put(io, "summary", body);
         self.ended = true;

@@ -1,5 +1,6 @@
 //! Listings as people read them: names, long lines, what one thing is, round trips.
 
+use rdcp::doctor::Diagnosis;
 use rdcp::units::Timestamp;
 use rdcp::wire::message::{Listed, ListedKind};
 
@@ -78,6 +79,30 @@ pub(crate) fn kind_name(kind: &ListedKind) -> &'static str {
         ListedKind::Symlink(_) => "symlink",
         _ => "special",
     }
+}
+
+/// Findings about RDMA, each with the command that mends it.
+pub(crate) fn diagnosis(diagnosis: &Diagnosis) -> String {
+    let mut lines = Vec::new();
+    for check in &diagnosis.checks {
+        let about = escape::text(&check.about);
+        let gap = if about.is_empty() { "" } else { " " };
+        lines.push(format!(
+            "{:<7}  {}{gap}{about}: {}",
+            check.status.name(),
+            check.topic.name(),
+            escape::text(&check.text),
+        ));
+        if let Some(fix) = &check.fix {
+            lines.push(format!("{:<7}  $ {}", "", escape::text(fix)));
+        }
+    }
+    lines.push(if diagnosis.would_use_rdma {
+        "a transfer would use RDMA".to_owned()
+    } else {
+        "a transfer would not use RDMA".to_owned()
+    });
+    lines.join("\n")
 }
 
 /// Round trips and transports.

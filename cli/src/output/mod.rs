@@ -11,6 +11,7 @@ pub(crate) mod sum_line;
 
 use std::time::Duration;
 
+use rdcp::doctor::Diagnosis;
 use rdcp::options::HashKind;
 use rdcp::progress::{Event, Failure, Progress, Report};
 use rdcp::storage::error::ShownPath;
@@ -321,6 +322,14 @@ impl Output {
         match &mut self.voice {
             Voice::Human(_) => self.io.stdout.line(&listing::ping(report)),
             Voice::Json(json) => json.ping(&mut self.io, report),
+        }
+    }
+
+    /// What was found out about RDMA. JSON has it in its summary, and no other line.
+    pub(crate) fn diagnosis(&mut self, diagnosis: &Diagnosis) {
+        match &mut self.voice {
+            Voice::Human(_) => self.io.stdout.line(&listing::diagnosis(diagnosis)),
+            Voice::Json(json) => json.set_diagnosis(diagnosis),
         }
     }
 

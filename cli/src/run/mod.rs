@@ -2,6 +2,7 @@
 
 mod check;
 mod copy;
+mod doctor;
 mod look;
 mod print;
 
@@ -99,6 +100,11 @@ async fn look(job: Job, output: &mut Output) -> End {
             count,
             connection,
         } => look::ping(&host, port, count, &connection, output).await,
+        Job::Doctor {
+            host,
+            paths,
+            connection,
+        } => doctor::examine(host, paths, &connection, output).await,
         // The others were taken out before.
         Job::Transfer(_) | Job::Print { .. } | Job::Completions(_) | Job::Manual { .. } => {
             End::DONE
