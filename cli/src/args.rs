@@ -249,8 +249,8 @@ pub(crate) struct TransferArgs {
     /// The way that bytes take; a choice that is not available is an error, never replaced
     #[arg(long, value_enum, value_name = "NAME", default_value_t, help_heading = DATA_PATH)]
     pub(crate) transport: TransportArg,
-    /// How files get before RDMA adapters when this end sends: for tests, as the best is found by trying
-    #[arg(long, value_enum, value_name = "WAY", default_value_t, hide = true, help_heading = DATA_PATH)]
+    /// How files get before RDMA adapters when this end sends; the best that works is found by trying
+    #[arg(long, value_enum, value_name = "WAY", default_value_t, help_heading = DATA_PATH)]
     pub(crate) rdma_memory: RdmaMemoryArg,
     /// Unit of verification and repair: a power of two from 64K to 16M [default: 1M]
     #[arg(long, value_name = "SIZE", value_parser = chunk_size, help_heading = DATA_PATH)]
