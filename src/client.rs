@@ -63,9 +63,9 @@ impl Client {
     /// agrees on a protocol level.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`](crate::ErrorKind::Unreachable) if nothing answers in time or it
-    /// does not speak the protocol; [`ErrorKind::Denied`](crate::ErrorKind::Denied) if its key is
-    /// unknown or has changed; [`ErrorKind::Busy`](crate::ErrorKind::Busy) if it takes no more
+    /// [`ErrorKind::Unreachable`] if nothing answers in time or it
+    /// does not speak the protocol; [`ErrorKind::Denied`] if its key is
+    /// unknown or has changed; [`ErrorKind::Busy`] if it takes no more
     /// sessions.
     pub async fn connect(host: &str, port: u16, options: ClientOptions) -> Result<Self, Error> {
         Ok(Self {
@@ -175,7 +175,7 @@ impl Client {
     /// why not better.
     ///
     /// # Errors
-    /// [`ErrorKind::TransportUnavailable`](crate::ErrorKind::TransportUnavailable) if the transport
+    /// [`ErrorKind::TransportUnavailable`] if the transport
     /// that was asked for is not there; that the server can't be reached.
     pub async fn transport(&self) -> Result<TransportReport, Error> {
         self.session.connect_data().await?;
@@ -193,7 +193,7 @@ impl Client {
     /// The same under an id of the caller's, which stands in the logs of both ends.
     ///
     /// # Errors
-    /// As [`Self::open`]; an id that is in use is [`ErrorKind::Internal`](crate::ErrorKind::Internal).
+    /// As [`Self::open`]; an id that is in use is [`ErrorKind::Internal`].
     pub async fn open_as(&self, path: &RemotePath, id: TransferId) -> Result<RemoteFile, Error> {
         let opened = remote_file::open(Arc::clone(&self.session), path, id).await;
         opened.map_err(|error| match error.kind() {
