@@ -497,6 +497,29 @@ fn change(path: &Path, how: Change) {
 }
 
 #[test]
+fn status_9_source_changed_on_its_way_to_standard_output() {
+    for how in [Change::Rewritten, Change::Truncated, Change::Grown] {
+        let world = World::new();
+        let mut daemon = world.serve();
+        let source = world.path("export").join("file");
+        tree::random_file(&source, 16 << 20, 1);
+        let proxy = Proxy::new(daemon.address()).hold_after(1 << 20, Scope::Data);
+        let copying = world
+            .rdcp("pull")
+            .arg(proxy.url("data/file"))
+            .arg("-")
+            .start();
+        proxy.wait_held();
+        change(&source, how);
+        proxy.release();
+        let done = copying.wait();
+        assert_eq!(done.status, 9, "{how:?}: {}", done.stderr);
+        assert!(done.stderr.contains("file"), "{how:?}: {}", done.stderr);
+        daemon.assert_alive();
+    }
+}
+
+#[test]
 fn status_9_source_changed() {
     for how in [Change::Rewritten, Change::Truncated, Change::Grown] {
         for hash in ["blake3", "sha256", "none"] {

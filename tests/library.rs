@@ -192,7 +192,17 @@ async fn reads_at_random_give_the_right_bytes() {
             assert_eq!(read, expected.len(), "{name} {offset} {len}");
             assert!(buffer[..read] == *expected, "{name} {offset} {len}");
         }
+        file.finish().await.expect("nobody changed it");
     }
+    // Never read, and changed between two reads.
+    let file = world.client.open(&remote("big")).await.expect("it opens");
+    file.finish().await.expect("nothing was read");
+    let file = world.client.open(&remote("big")).await.expect("it opens");
+    let mut buffer = vec![0; 100];
+    file.read_at(&mut buffer, 0).await.expect("it reads");
+    world.write("big", &big[1..]);
+    let error = file.finish().await.expect_err("it was changed");
+    assert_eq!(error.kind(), rdcp::ErrorKind::SourceChanged, "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

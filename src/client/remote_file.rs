@@ -54,9 +54,22 @@ pub struct RemoteFile {
 }
 
 #[derive(Debug)]
-struct Request {
-    range: ByteRange,
-    answer: oneshot::Sender<Result<Vec<u8>, Error>>,
+enum Request {
+    /// Bytes.
+    Read(ByteRange, oneshot::Sender<Result<Vec<u8>, Error>>),
+    /// Whether all that was read is of one version. The last request.
+    Check(oneshot::Sender<Result<(), Error>>),
+}
+
+impl Request {
+    /// Answers that it can't be done.
+    fn refuse(self, error: Error) {
+        // Whoever asked may have gone.
+        match self {
+            Self::Read(_, answer) => drop(answer.send(Err(error))),
+            Self::Check(answer) => drop(answer.send(Err(error))),
+        }
+    }
 }
 
 impl RemoteFile {
@@ -92,7 +105,7 @@ impl RemoteFile {
             };
             let (answer, answered) = oneshot::channel();
             self.requests
-                .send(Request { range, answer })
+                .send(Request::Read(range, answer))
                 .await
                 .map_err(|_| closed())?;
             let bytes = answered.await.map_err(|_| closed())??;
@@ -101,6 +114,21 @@ impl RemoteFile {
             at = range.end;
         }
         Ok(filled)
+    }
+
+    /// Ends the reading, and tells whether everything that was read is of one version of the file:
+    /// each read is proved by itself, and the file may have been changed between two of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SourceChanged`] if it was changed since it was opened; else as
+    /// [`Self::read_at`].
+    pub async fn finish(self) -> Result<(), Error> {
+        let (answer, answered) = oneshot::channel();
+        self.requests
+            .send(Request::Check(answer))
+            .await
+            .map_err(|_| closed())?;
+        answered.await.map_err(|_| closed())?
     }
 }
 
@@ -137,6 +165,7 @@ pub(super) async fn open(
         landed: VecDeque::new(),
         grants: VecDeque::new(),
         stall_timeout: session.stall_timeout(),
+        served: false,
         moved: Instant::now(),
         _session: session,
     };
@@ -164,6 +193,8 @@ struct Reading {
     /// Grants that were checked and are still to be read; each is of another wanted chunk.
     grants: VecDeque<(Grant, GrantPart)>,
     stall_timeout: Duration,
+    /// Something was read of the file itself, not of a pack.
+    served: bool,
     /// When a read began, or something that it needs came for the first time.
     moved: Instant,
     /// Keeps the session for as long as the file is open.
@@ -206,9 +237,8 @@ impl Reading {
         // The session and the server's end of the file are let go, whoever keeps the handle.
         drop(self);
         let Some(over) = over else { return };
-        while let Some(Request { answer, .. }) = requests.recv().await {
-            // Whoever asked may have gone.
-            let _ = answer.send(Err(again(&over)));
+        while let Some(request) = requests.recv().await {
+            request.refuse(again(&over));
         }
     }
 
@@ -220,7 +250,14 @@ impl Reading {
         loop {
             tokio::select! {
                 request = requests.recv() => {
-                    let Request { range, answer } = request?;
+                    let (range, answer) = match request? {
+                        Request::Read(range, answer) => (range, answer),
+                        Request::Check(answer) => {
+                            // Whoever asked may have gone.
+                            let _ = answer.send(self.check().await);
+                            return None;
+                        }
+                    };
                     let result = self.read(range).await;
                     let over = match &result {
                         // After a chunk that could not be repaired, others may be read.
@@ -277,11 +314,38 @@ impl Reading {
                 self.whole = Some(whole);
                 return Ok(answer);
             }
+            self.served = true;
             let fetched = self.fetch_window(&grant, &part, start, &mut bytes).await;
             self.release(&grant);
             fetched?;
             if part.last {
                 return Ok(cut(&bytes, start, range));
+            }
+        }
+    }
+
+    /// Asks the server whether the file is still what it opened. A file that came in a pack was
+    /// looked at when it was laid there.
+    async fn check(&mut self) -> Result<(), Error> {
+        if !self.served {
+            return Ok(());
+        }
+        self.moved = Instant::now();
+        self.seat.say(Message::Close(vec![self.file.entry()]));
+        loop {
+            match self.inbound().await? {
+                Inbound::Message(Message::Closed(answers)) => {
+                    let same = match answers[..] {
+                        [(entry, same)] => self.file.check_entry(entry).map(|()| same)?,
+                        _ => return Err(out_of_turn()),
+                    };
+                    if same {
+                        return Ok(());
+                    }
+                    let message = "the source changed while it was read; copy it again";
+                    return Err(Error::new(ErrorKind::SourceChanged, message));
+                }
+                inbound => drop(self.hear(inbound)?),
             }
         }
     }

@@ -10,7 +10,7 @@ use rdcp::client::{Client, RemoteFile, TransportReport};
 use rdcp::options::{ClientOptions, HashKind};
 use rdcp::progress::{EntryType, Event, Progress};
 use rdcp::remote::Remote;
-use rdcp::{Error, ErrorKind, ListedKind, Outcome, TransferId};
+use rdcp::{Error, ErrorKind, ListedKind, Location, Outcome, TransferId};
 use tokio::sync::mpsc;
 
 use super::{client_options, fail, farewell, remote_path, server_name};
@@ -134,15 +134,22 @@ impl Run<'_> {
         if let Some(error) = lost {
             return Err(error);
         }
-        result?;
+        let of_it = |error: Error| match error.kind() {
+            // These are the session's.
+            ErrorKind::Unreachable | ErrorKind::TimedOut | ErrorKind::Busy => error,
+            _ => error.at(Location::remote(self.source)),
+        };
+        result.map_err(of_it)?;
+        let len = file.len();
+        file.finish().await.map_err(of_it)?;
         output.event(&Event::Ended {
             path: self.source.own_name().to_vec(),
             entry: EntryType::File,
             outcome: Outcome::Published {
-                bytes: file.len(),
+                bytes: len,
                 digest: None,
             },
-            len: file.len(),
+            len,
             location: None,
         });
         Ok(())
