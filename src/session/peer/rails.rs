@@ -2,8 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::{Inbound, Peer, sink};
-use crate::engine::LaneId;
+use super::{Carrier, Inbound, Peer};
 use crate::session::rails::fabric::LostSender;
 use crate::transport::rdma;
 use crate::wire::message::RailLink;
@@ -23,26 +22,7 @@ impl Peer {
         connection: rdma::Connection,
         lost: LostSender,
     ) -> bool {
-        let mut connections = self
-            .connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if connections.closed {
-            return false;
-        }
-        let lane = LaneId(connections.issued);
-        connections.issued += 1;
-        let start = usize::try_from(self.id.0 % 64).unwrap_or(0);
-        let at = (start + lane.0 as usize) % self.lanes.count();
-        let events = sink(Arc::downgrade(self));
-        let regions = Arc::clone(&self.regions);
-        let connection = self.lanes.attach_rdma(at, connection, regions, events);
-        connections.up.push((lane, Arc::new(connection)));
-        let rail = link.rail;
-        connections.railed.insert(lane, Railed { link, lost });
-        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
-        routes.tell(|| Inbound::LaneUp(lane, rail));
-        true
+        self.carry(Some(Railed { link, lost }), Carrier::Rdma(connection))
     }
 
     /// The other end has lost this queue pair. What was in flight on it comes back as lost.
