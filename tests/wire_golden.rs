@@ -5,7 +5,7 @@ use rdcp::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, LinkLayer, Listed,
+    Carried, ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, LinkLayer, Listed,
     ListedKind, ManifestPage, Open, Operation, Outcome, Overwrite, PathMtu, Placement, PortGid,
     Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailEnd, RailLink, RailOffer, RailPair,
     RailPort, RailReady, RegionKey, Remark, RemarkKind, RemotePath, RootName, TransportOffer,
@@ -48,6 +48,7 @@ golden! {
                 ..port("ib0/1")
             },
         ],
+        rails_only: true,
     });
     rail_answer: Message::RailAnswer(RailAnswer {
         attempt: 3,
@@ -59,6 +60,7 @@ golden! {
             end: rail_end(),
         }],
         reasons: vec!["no".into()],
+        may_pass: true,
     });
     rail_connect: Message::RailConnect(RailConnect { attempt: 3, rails: vec![(1, rail_end())] });
     rail_ready: Message::RailReady(RailReady { attempt: 3, rails: vec![1, 15], reasons: vec![] });
@@ -70,6 +72,7 @@ golden! {
         link: RailLink { attempt: 3, rail: 1, queue_pair: 0 },
         reason: "retries ran out".into(),
     };
+    rail_memory: Message::RailMemory { reason: "no memory".into() };
     goodbye: Message::Goodbye(Fault::new(FaultCode::Busy, "drängt"));
     open_pull: Message::Open(Open {
         direction: Direction::Pull(vec![path("data", b"a/b"), path("data", b"")]),
@@ -126,7 +129,7 @@ golden! {
         (EntryId(4), Outcome::Failed(Fault::new(FaultCode::NoSpace, "full"))),
         (EntryId(5), Outcome::Updated),
     ]);
-    finish: Message::Finish;
+    finish: Message::Finish(Carried { tcp: 5, rdma: 1 << 40 });
     finished: Message::Finished;
     remarks: Message::Remarks(vec![
         Remark { kind: RemarkKind::Owner, count: 1000, entries: vec![EntryId(1), EntryId(2)] },
@@ -171,7 +174,8 @@ fn check(bytes: &[u8], message: Message) {
         | Message::RailConnect(_)
         | Message::RailReady(_)
         | Message::RailProof { .. }
-        | Message::RailDown { .. } => TransferId::NONE,
+        | Message::RailDown { .. }
+        | Message::RailMemory { .. } => TransferId::NONE,
         _ => TransferId(std::array::from_fn(|at| 0xa0 + u8::try_from(at).unwrap())),
     };
     let envelope = Envelope { transfer, message };

@@ -8,7 +8,7 @@ use rdcp::limits::{FRAME_BYTES_MAX, TEXT_BYTES_MAX};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, LinkLayer, Listed,
+    Carried, ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, LinkLayer, Listed,
     ListedKind, ManifestPage, Open, Operation, Outcome, Overwrite, PathMtu, Placement, PortGid,
     Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailEnd, RailLink, RailOffer, RailPair,
     RailPort, RailReady, RegionKey, Remark, RemarkKind, RemotePath, RootName, TransportOffer,
@@ -194,15 +194,23 @@ fn of_rails() -> impl Strategy<Value = Message> {
         },
     );
     prop_oneof![
-        (any::<u32>(), vec(rail_port(0..=8), 0..=16))
-            .prop_map(|(attempt, ports)| Message::RailOffer(RailOffer { attempt, ports })),
-        (any::<u32>(), vec(pair, 0..=15), reasons()).prop_map(|(attempt, rails, reasons)| {
-            Message::RailAnswer(RailAnswer {
+        (any::<u32>(), vec(rail_port(0..=8), 0..=16), any::<bool>()).prop_map(
+            |(attempt, ports, rails_only)| Message::RailOffer(RailOffer {
                 attempt,
-                rails,
-                reasons,
+                ports,
+                rails_only,
             })
-        }),
+        ),
+        (any::<u32>(), vec(pair, 0..=15), reasons(), any::<bool>()).prop_map(
+            |(attempt, rails, reasons, may_pass)| {
+                Message::RailAnswer(RailAnswer {
+                    attempt,
+                    rails,
+                    reasons,
+                    may_pass,
+                })
+            }
+        ),
         (any::<u32>(), vec((rail(), rail_end()), 0..=15))
             .prop_map(|(attempt, rails)| Message::RailConnect(RailConnect { attempt, rails })),
         (any::<u32>(), vec(rail(), 0..=15), reasons()).prop_map(|(attempt, rails, reasons)| {
@@ -214,6 +222,7 @@ fn of_rails() -> impl Strategy<Value = Message> {
         }),
         (link(), any::<[u8; 32]>()).prop_map(|(link, read)| Message::RailProof { link, read }),
         (link(), text()).prop_map(|(link, reason)| Message::RailDown { link, reason }),
+        text().prop_map(|reason| Message::RailMemory { reason }),
     ]
 }
 
@@ -291,7 +300,7 @@ fn of_transfer() -> impl Strategy<Value = Message> {
         vec((entry_id(), any::<bool>()), 0..20).prop_map(Message::Closed),
         (entry_id(), fault()).prop_map(|(entry, fault)| Message::EntryFailed { entry, fault }),
         vec((entry_id(), outcome()), 0..20).prop_map(Message::Settled),
-        Just(Message::Finish),
+        any::<(u64, u64)>().prop_map(|(tcp, rdma)| Message::Finish(Carried { tcp, rdma })),
         Just(Message::Finished),
         vec(remark(), 0..16).prop_map(Message::Remarks),
         operation().prop_map(Message::Operate),

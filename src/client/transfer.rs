@@ -26,7 +26,7 @@ use crate::storage::error::ShownPath;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, WalkOptions};
 use crate::storage::{LastSymlink, StorageError};
-use crate::wire::message::{Direction, Open, Placement, RemotePath, RootName};
+use crate::wire::message::{Carried, Direction, Open, Placement, RemotePath, RootName};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// Events that wait for a watcher before the transfer waits for it.
@@ -340,7 +340,7 @@ async fn watching(
     session: &Arc<Session>,
     seat: &Seat,
 ) -> (Watch, Account) {
-    let chosen = session.transport();
+    let chosen = session.transport(Carried::default());
     tracing::info!(
         transfer = %start.id,
         session = %seat.peer.id,
@@ -413,11 +413,12 @@ impl Account {
                 }
             }
         };
-        let moved_by = self.session.transport();
+        let moved_by = self.session.transport(ledger.carried);
         let report = Report {
             transfer: self.id,
             transport: moved_by.transport,
             reason: moved_by.reason,
+            carried: ledger.carried,
             hash: self.hash,
             published: ledger.published,
             files: totals.files,

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::engine::LaneId;
 use crate::ids::{RegionId, SessionId, TransferId};
-use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, RegionTable};
+use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, LostReason, RegionTable};
 use crate::session::control::{ControlError, ControlWriter};
 use crate::session::data::ConnectionKeys;
 use crate::session::exposing::SessionMemory;
@@ -331,10 +331,7 @@ impl Peer {
             let dropped = std::mem::take(&mut connections.up);
             let over = connections.closed;
             for (_, railed) in connections.railed.drain().filter(|_| !over) {
-                // Nobody makes rails any more if the session is about to end.
-                let _ = railed
-                    .lost
-                    .send((railed.link, "it was given up".to_owned()));
+                railed.tell_lost(&LostReason::Detached);
             }
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
             for (lane, _) in &dropped {
@@ -402,8 +399,7 @@ impl Peer {
             };
             let (lane, _) = connections.up.swap_remove(at);
             if let Some(railed) = connections.railed.remove(&lane) {
-                // Nobody makes rails any more if the session is about to end.
-                let _ = railed.lost.send((railed.link, reason.to_string()));
+                railed.tell_lost(reason);
             }
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
             routes.tell(|| Inbound::LaneDown(lane));

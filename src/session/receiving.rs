@@ -342,7 +342,7 @@ impl Driver {
     async fn output(&mut self, output: Output) -> Option<Ended> {
         match output {
             Output::Send(message) => {
-                if matches!(message, Message::Finish | Message::Failed(_)) {
+                if matches!(message, Message::Finish(_) | Message::Failed(_)) {
                     self.tell_remarks();
                 }
                 self.seat.say(message);

@@ -381,7 +381,7 @@ async fn read(
             {
                 let told = match rails_from {
                     Some(client) => rails
-                        .get_or_insert_with(|| serving.rails(peer, client))
+                        .get_or_insert_with(|| serving.rails(peer, client, &message))
                         .hear(message),
                     None => Err(Fault::new(
                         FaultCode::Protocol,
@@ -392,6 +392,14 @@ async fn read(
                     peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
                     return fault;
                 }
+                Ok(())
+            }
+            Message::RailMemory { reason } if transfer == TransferId::NONE => {
+                tracing::info!(
+                    session = %peer.id,
+                    reason = %reason.escape_debug(),
+                    "the client's memory can't be read over its rails"
+                );
                 Ok(())
             }
             Message::Open(open) => begin(serving, peer, transfer).map(|seat| {

@@ -20,7 +20,7 @@
 //!                   <-      Closed
 //!   Settled         ->                     published, updated, unchanged or failed; durable when told
 //!   Remarks         ->                     what was left out, before the Settled of what it names
-//!   Finish          ->                     everything is settled
+//!   Finish          ->                     everything is settled, and how its bytes came
 //!                   <-      Finished
 //! ```
 //!
@@ -88,6 +88,12 @@ pub enum Message {
         /// Why.
         reason: String,
     },
+    /// Either way: memory could not be made readable over the rails, so bytes of the one who says
+    /// this go by tcp. For people only: who does not know it skips it.
+    RailMemory {
+        /// Why.
+        reason: String,
+    },
 
     /// Client: begin a transfer under the envelope's id.
     Open(Open),
@@ -133,8 +139,9 @@ pub enum Message {
     },
     /// Receiver: these entries are done with, each durable if published. The sender forgets them.
     Settled(Vec<(EntryId, Outcome)>),
-    /// Receiver: the last page came and everything in it is settled.
-    Finish,
+    /// Receiver: the last page came and everything in it is settled. With how its bytes came, which
+    /// only a receiver knows.
+    Finish(Carried),
     /// Sender: seen.
     Finished,
     /// Receiver: what it left out or did otherwise. Adds to what was remarked before. A sender that
@@ -147,6 +154,15 @@ pub enum Message {
     Listing(Vec<Listed>),
     /// Server: the operation is done, completely.
     Done,
+}
+
+/// Payload bytes that landed, by the way they came; what was read twice counts twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Over data connections.
+    pub tcp: u64,
+    /// Over RDMA rails.
+    pub rdma: u64,
 }
 
 /// The client's greeting.

@@ -10,6 +10,7 @@
 //!   (each end READs the other's probe over every queue pair)
 //!   RailProof        <->   RailProof      what the READ brought
 //!   RailDown         <->   RailDown       this queue pair is gone, or came to nothing
+//!   RailMemory       <->   RailMemory     what its sender offers can't be READ over rails, and why
 //! ```
 //!
 //! A probe is some random bytes of fresh memory, so whoever can tell them has READ them through this
@@ -36,6 +37,8 @@ pub struct RailOffer {
     pub attempt: u32,
     /// The client's usable ports that lack queue pairs.
     pub ports: Vec<RailPort>,
+    /// The client makes no data connections by tcp: what can't go by rails can't be had.
+    pub rails_only: bool,
 }
 
 /// An RDMA port as its owner describes it.
@@ -149,6 +152,8 @@ pub struct RailAnswer {
     pub rails: Vec<RailPair>,
     /// Why there are not more, a reason a port or one for all.
     pub reasons: Vec<String>,
+    /// One of the reasons may pass by itself, so that a later offer may come to more.
+    pub may_pass: bool,
 }
 
 /// A rail that can be tried.
@@ -256,12 +261,14 @@ fn read_rail(r: &mut Reader<'_>) -> Result<u16, WireError> {
 pub(super) fn write_offer(w: &mut Writer<'_>, offer: &RailOffer) {
     w.u32(offer.attempt);
     w.short_list(&offer.ports, RAIL_PORTS_MAX, "ports", write_port);
+    w.boolean(offer.rails_only);
 }
 
 pub(super) fn read_offer(r: &mut Reader<'_>) -> Result<RailOffer, WireError> {
     Ok(RailOffer {
         attempt: r.u32()?,
         ports: r.short_list(RAIL_PORTS_MAX, PORT_BYTES_MIN, "ports", read_port)?,
+        rails_only: r.boolean("rails only")?,
     })
 }
 
@@ -365,6 +372,7 @@ pub(super) fn write_answer(w: &mut Writer<'_>, answer: &RailAnswer) {
         write_end(w, &pair.end);
     });
     write_reasons(w, &answer.reasons);
+    w.boolean(answer.may_pass);
 }
 
 pub(super) fn read_answer(r: &mut Reader<'_>) -> Result<RailAnswer, WireError> {
@@ -388,6 +396,7 @@ pub(super) fn read_answer(r: &mut Reader<'_>) -> Result<RailAnswer, WireError> {
             })
         })?,
         reasons: read_reasons(r)?,
+        may_pass: r.boolean("may pass")?,
     })
 }
 

@@ -6,7 +6,7 @@ use rdcp::engine::{LaneId, Verdict};
 use rdcp::ids::EntryId;
 use rdcp::manifest::EntryKind;
 use rdcp::units::{ChunkRange, ChunkSize};
-use rdcp::wire::message::{HashKind, Outcome, Wanted};
+use rdcp::wire::message::{Carried, HashKind, Outcome, Wanted};
 use rdcp::wire::{FaultCode, Message};
 
 use super::files::{SourceFile, Trouble, fault};
@@ -433,7 +433,7 @@ fn a_peer_that_breaks_the_protocol_ends_the_run() {
             entry: EntryId(77),
             fault: fault(FaultCode::Storage),
         },
-        Message::Finish,
+        Message::Finish(Carried::default()),
         Message::Release(Vec::new()),
     ];
     for lie in lies {

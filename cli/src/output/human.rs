@@ -168,7 +168,7 @@ mod tests {
     use crate::exit::End;
     use crate::io::tests::captured;
     use crate::output::Output;
-    use rdcp::progress::Failure;
+    use rdcp::progress::{Carried, Failure};
     use rdcp::wire::FaultCode;
     use std::time::Duration;
 
@@ -176,6 +176,7 @@ mod tests {
         Summary {
             transport: "tcp".into(),
             reason: "no RDMA device".into(),
+            carried: Carried::default(),
             hash: HashKind::Blake3,
             verified: true,
             published: 3,

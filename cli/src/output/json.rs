@@ -231,9 +231,16 @@ struct OfferBody {
 }
 
 #[derive(Clone, Serialize)]
+struct ByTransport {
+    tcp: u64,
+    rdma: u64,
+}
+
+#[derive(Clone, Serialize)]
 struct Totals {
     transport: String,
     reason: String,
+    bytes_by_transport: ByTransport,
     hash: &'static str,
     verified: bool,
     published: u64,
@@ -378,6 +385,10 @@ impl Json {
         self.summary = Some(Totals {
             transport: summary.transport.clone(),
             reason: escape::text(&summary.reason),
+            bytes_by_transport: ByTransport {
+                tcp: summary.carried.tcp,
+                rdma: summary.carried.rdma,
+            },
             hash: hash_name(summary.hash),
             verified: summary.verified,
             published: summary.published,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rdcp::doctor::Diagnosis;
 use rdcp::options::HashKind;
-use rdcp::progress::{Event, Failure, Progress, Report};
+use rdcp::progress::{Carried, Event, Failure, Progress, Report};
 use rdcp::storage::error::ShownPath;
 use rdcp::wire::Fault;
 use rdcp::wire::message::{Listed, TransportOffer};
@@ -48,10 +48,12 @@ pub(crate) enum JsonTo {
 /// How a copy ended, as both voices tell it.
 #[derive(Clone, Debug)]
 pub(crate) struct Summary {
-    /// `rdma`, `tcp`, `local`.
+    /// `rdma`, `tcp`, `local`, `rdma+tcp`.
     pub(crate) transport: String,
     /// Why this and none better.
     pub(crate) reason: String,
+    /// What landed by which.
+    pub(crate) carried: Carried,
     /// What proved the chunks.
     pub(crate) hash: HashKind,
     /// Files were published and all of them proved.
@@ -83,6 +85,7 @@ impl From<&Report> for Summary {
         Self {
             transport: report.transport.to_owned(),
             reason: report.reason.clone(),
+            carried: report.carried,
             hash: report.hash,
             verified: report.verified(),
             published: report.published,

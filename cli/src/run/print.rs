@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rdcp::client::{Client, RemoteFile, TransportReport};
 use rdcp::options::{ClientOptions, HashKind};
-use rdcp::progress::{EntryType, Event, Progress};
+use rdcp::progress::{Carried, EntryType, Event, Progress};
 use rdcp::remote::Remote;
 use rdcp::{Error, ErrorKind, ListedKind, Location, Outcome, TransferId};
 use tokio::sync::mpsc;
@@ -176,6 +176,7 @@ impl Run<'_> {
         Summary {
             transport: chosen.map_or("", |chosen| chosen.transport).to_owned(),
             reason: chosen.map_or("", |chosen| &chosen.reason).to_owned(),
+            carried: Carried::default(),
             hash: HashKind::Blake3,
             verified: done,
             published: done.into(),

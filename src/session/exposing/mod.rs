@@ -42,7 +42,7 @@ use crate::wire::message::{HashKind, RegionKey};
 use crate::wire::{Fault, FaultCode};
 
 use budget::{Budget, Purse, Reservation};
-use rails::{Hold, RailMemory, Way};
+use rails::{Hold, RailMemory, Refusals, Way};
 
 /// Bytes of files that all sessions together may have registered, beside one window of each.
 const REGISTERED_BYTES_MAX: u64 = 1 << 30;
@@ -77,6 +77,7 @@ pub(crate) struct SessionMemory {
     own_slot: Mutex<Option<Pool>>,
     purse: OnceLock<Arc<Purse>>,
     rails: OnceLock<Arc<dyn RailMemory>>,
+    refusals: Refusals,
 }
 
 /// One transfer's part.
@@ -208,6 +209,7 @@ impl SessionMemory {
             own_slot: Mutex::new(None),
             purse: OnceLock::new(),
             rails: OnceLock::new(),
+            refusals: Refusals::default(),
         })
     }
 
@@ -217,8 +219,20 @@ impl SessionMemory {
         let _ = self.rails.set(rails);
     }
 
+    /// What of this end's could not be read over rails.
+    pub(crate) fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
     fn rails(&self) -> Option<&Arc<dyn RailMemory>> {
         self.rails.get().filter(|rails| rails.is_up())
+    }
+
+    /// There is no other way than rails, and no rail at present: nothing is made readable now, as
+    /// nobody could come to read it.
+    fn must_wait(&self) -> bool {
+        let rails = self.rails.get();
+        rails.is_some_and(|rails| rails.policy().rails_only && !rails.is_up())
     }
 
     /// The session's own pack slot if it is free, else a shared one.
@@ -293,7 +307,14 @@ impl Exposing {
     /// Opens a file and finds out how it can be served.
     pub(super) fn open(&self, entry: EntryId) {
         let source = Arc::clone(&self.source);
-        let rails = self.session.rails().cloned();
+        // Rails that are down for a moment will be what the file goes by, if there is nothing else.
+        let alone = || {
+            self.session
+                .rails
+                .get()
+                .filter(|_| self.session.must_wait())
+        };
+        let rails = self.session.rails().or_else(alone).cloned();
         self.jobs.run(move || {
             let opened = source.open_file(entry).map_err(|error| error.fault());
             let result = opened.and_then(|file| {
@@ -353,6 +374,9 @@ impl Exposing {
     /// Starts what there is memory for. Called whenever something happened, and when memory comes back
     /// that somebody missed.
     pub(super) fn advance(&mut self) {
+        if self.session.must_wait() {
+            return;
+        }
         while !self.packs.is_empty() {
             let slot = self.session.pack_slot(&self.shared);
             let (Some(slot), Some(pack)) = (slot, self.packs.pop_front()) else {
@@ -380,7 +404,8 @@ impl Exposing {
         let bytes = window.range.len();
         match window.way {
             _ if self.session.rails().is_none() => Some(Room::None),
-            Way::OnDemand | Way::Pinned => {
+            // A file that was opened before there were rails moves to them with its next window.
+            Way::OnDemand | Way::Pinned | Way::Lanes => {
                 let reserved = self.session.reserve(&self.shared, bytes);
                 reserved.map(Room::Registered)
             }
@@ -388,8 +413,13 @@ impl Exposing {
                 let slot = self.session.window_slot(&self.shared, self.chunk);
                 slot.map(Room::Slot)
             }
-            Way::Pool | Way::Lanes => Some(Room::None),
+            Way::Pool => Some(Room::None),
         }
+    }
+
+    /// Why windows or packs of the session went over tcp though there are rails; told once.
+    pub(super) fn untold_refusal(&self) -> Option<String> {
+        self.session.refusals.untold().map(str::to_owned)
     }
 
     fn hold(&mut self, region: RegionId, entry: Option<EntryId>) {
@@ -410,10 +440,11 @@ impl Exposing {
             capacity,
         } = pack;
         self.hold(region, None);
-        let rails = self.session.rails().cloned();
+        let session = Arc::clone(&self.session);
         let (source, regions) = (Arc::clone(&self.source), Arc::clone(&self.regions));
         let jobs = self.jobs.clone();
         self.jobs.run(move || {
+            let rails = session.rails();
             let room = usize::try_from(capacity)
                 .unwrap_or(usize::MAX)
                 .min(slot.len());
@@ -441,7 +472,7 @@ impl Exposing {
                         Err(error) if rails.policy().is_strict() => {
                             return Done::PackFilled(region, unregistered(pack, &error), way);
                         }
-                        Err(error) => rails::note_refusal(&error),
+                        Err(error) => session.refusals.note(&error),
                     }
                 }
                 let content = Served::Memory {

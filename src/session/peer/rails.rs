@@ -3,15 +3,33 @@
 use std::sync::{Arc, PoisonError};
 
 use super::{Carrier, Inbound, Peer};
-use crate::session::rails::fabric::LostSender;
+use crate::lane::LostReason;
+use crate::session::rails::fabric::{Lost, LostSender};
+use crate::session::rails::trouble;
 use crate::transport::rdma;
 use crate::wire::message::RailLink;
+use crate::wire::{Fault, FaultCode};
 
 /// What is known of a queue pair beside that it is a data connection.
 pub(super) struct Railed {
     pub(super) link: RailLink,
     /// Hears if it is lost at this end.
     pub(super) lost: LostSender,
+}
+
+impl Railed {
+    pub(super) fn tell_lost(&self, reason: &LostReason) {
+        let (reason, may_pass) = match reason.io() {
+            Some(error) => (trouble::words(error), trouble::may_pass(error)),
+            None => (reason.to_string(), true),
+        };
+        // Nobody makes rails any more if the session is about to end.
+        let _ = self.lost.send(Lost {
+            link: self.link,
+            reason,
+            may_pass,
+        });
+    }
 }
 
 impl Peer {
@@ -50,5 +68,16 @@ impl Peer {
         };
         // Outside of the lock: lanes answer what is in flight.
         drop(detached);
+    }
+
+    /// There are no rails any more and there will be none. A session that goes by rails alone is of
+    /// no use then: whoever waits in it hears why at once.
+    pub(crate) fn without_rails(&self, reason: &str) {
+        if self.rails.are_alone() {
+            self.close(&Fault::new(
+                FaultCode::TransportUnavailable,
+                format!("the rdma transport is not available any more: {reason}"),
+            ));
+        }
     }
 }

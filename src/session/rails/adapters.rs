@@ -4,6 +4,7 @@
 //! the reasons for those that can't be used; queue pairs, connected.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -11,6 +12,7 @@ use super::book::Book;
 use super::fabric::{Fabric, Half, LostSender, Owner, Path, Survey};
 use super::network::{IpNetwork, address_of, is_link_local, is_unicast};
 use super::pairing::{LocalGid, LocalPort};
+use super::trouble::Obstacle;
 use crate::ids::{RemoteKey, TransferId};
 use crate::limits::{PORT_GIDS_MAX, RAIL_PORTS_MAX};
 use crate::options::RdmaOptions;
@@ -37,6 +39,8 @@ pub(crate) struct SessionRails {
     pub(crate) domains: Arc<SessionDomains>,
     /// Which rails there are.
     pub(crate) book: Arc<Mutex<Book>>,
+    /// There is no tcp beside them.
+    alone: AtomicBool,
 }
 
 impl SessionRails {
@@ -44,7 +48,13 @@ impl SessionRails {
         Self {
             domains: Arc::new(SessionDomains::new()),
             book: Arc::default(),
+            alone: AtomicBool::new(false),
         }
+    }
+
+    /// Whether data goes by rails or not at all.
+    pub(crate) fn are_alone(&self) -> bool {
+        self.alone.load(Ordering::Relaxed)
     }
 }
 
@@ -57,6 +67,7 @@ pub(crate) fn register_for_rails(peer: &Peer, memory: RdmaMemory, rails_only: bo
             .unwrap_or_else(PoisonError::into_inner)
             .devices()
     });
+    peer.rails.alone.store(rails_only, Ordering::Relaxed);
     let policy = MemoryPolicy { memory, rails_only };
     let domains = Arc::clone(&peer.rails.domains);
     let registering = AdapterMemory::new(domains, devices, policy);
@@ -85,6 +96,7 @@ pub(crate) fn survey(options: &RdmaOptions) -> Survey {
         Ok(adapters) => adapters,
         Err(reason) => {
             survey.reasons.push(reason);
+            survey.has_devices = rdma::has_devices();
             return survey;
         }
     };
@@ -123,12 +135,14 @@ pub(crate) fn survey(options: &RdmaOptions) -> Survey {
                 let reason = format!("{label}: only {RAIL_PORTS_MAX} ports are used");
                 survey.reasons.push(reason);
             }
-            Err(reason) => {
-                let reason = format!("{}: {reason}", label(facts));
+            Err(unusable) => {
+                let reason = format!("{}: {}", label(facts), unusable.reason);
                 survey.reasons.push(reason);
+                survey.may_pass |= unusable.may_pass;
             }
         }
     }
+    survey.reasons.extend(adapters.unusable());
     if survey.ports.is_empty() && survey.reasons.is_empty() {
         survey.reasons.push(if survey.has_devices {
             "no RDMA port here is named by the option `devices`".to_owned()
@@ -159,22 +173,25 @@ fn usable(
     facts: &PortFacts,
     options: &RdmaOptions,
     interfaces: &[InterfaceAddress],
-) -> Result<LocalPort, String> {
+) -> Result<LocalPort, Obstacle> {
     if facts.is_iwarp {
         let reason = "iWARP: what a READ brings must be writable for the peer, and no peer is \
                       given that right";
-        return Err(reason.to_owned());
+        return Err(Obstacle::for_good(reason));
     }
     let link = match facts.link_layer {
         rdma::LinkLayer::InfiniBand => LinkLayer::InfiniBand,
         rdma::LinkLayer::Ethernet => LinkLayer::Ethernet,
-        rdma::LinkLayer::Other => return Err("it is neither InfiniBand nor Ethernet".to_owned()),
+        rdma::LinkLayer::Other => {
+            return Err(Obstacle::for_good("it is neither InfiniBand nor Ethernet"));
+        }
     };
     if !facts.active {
-        return Err(format!("its state is {}", facts.state));
+        return Err(Obstacle::for_now(format!("its state is {}", facts.state)));
     }
-    let mtu = PathMtu::from_bytes(facts.mtu)
-        .ok_or_else(|| format!("its MTU of {} bytes is none of RDMA's", facts.mtu))?;
+    let mtu = PathMtu::from_bytes(facts.mtu).ok_or_else(|| {
+        Obstacle::for_good(format!("its MTU of {} bytes is none of RDMA's", facts.mtu))
+    })?;
     let mut gids: Vec<_> = facts
         .gids
         .iter()
@@ -202,10 +219,11 @@ fn usable(
     gids.sort_by_key(|(rank, _, _)| *rank);
     gids.truncate(PORT_GIDS_MAX);
     if gids.is_empty() {
-        return Err(match options.gid_index {
+        // An interface gets its address after its link.
+        return Err(Obstacle::for_now(match options.gid_index {
             Some(index) => format!("it has no usable address (GID) at index {index}"),
             None => "it has no usable address (GID): has its interface an IP address?".to_owned(),
-        });
+        }));
     }
     let (told, own) = gids.into_iter().map(|(_, told, own)| (told, own)).unzip();
     Ok(LocalPort {
@@ -366,6 +384,10 @@ impl Owner<Connection> for Peer {
     fn detach(&self, link: RailLink) {
         self.detach_rail(link);
     }
+
+    fn gave_up(&self, reason: &str) {
+        self.without_rails(reason);
+    }
 }
 
 #[cfg(test)]
@@ -431,8 +453,8 @@ mod tests {
         };
         let port = usable(&facts(), &only(1), &[]).unwrap();
         assert_eq!((port.gids.len(), port.gids[0].network), (1, None));
-        let reason = usable(&facts(), &only(9), &[]).unwrap_err();
-        assert!(reason.contains("index 9"), "{reason}");
+        let unusable = usable(&facts(), &only(9), &[]).unwrap_err();
+        assert!(unusable.reason.contains("index 9") && unusable.may_pass);
     }
 
     #[test]
@@ -448,15 +470,16 @@ mod tests {
         strange.link_layer = rdma::LinkLayer::Other;
         let mut tiny = facts();
         tiny.mtu = 100;
-        for (facts, part) in [
-            (iwarp, "iWARP"),
-            (down, "its state is down"),
-            (bare, "has its interface an IP address?"),
-            (strange, "neither InfiniBand"),
-            (tiny, "MTU of 100 bytes"),
+        for (facts, part, may_pass) in [
+            (iwarp, "iWARP", false),
+            (down, "its state is down", true),
+            (bare, "has its interface an IP address?", true),
+            (strange, "neither InfiniBand", false),
+            (tiny, "MTU of 100 bytes", false),
         ] {
-            let reason = usable(&facts, &RdmaOptions::default(), &[]).unwrap_err();
-            assert!(reason.contains(part), "{reason}");
+            let unusable = usable(&facts, &RdmaOptions::default(), &[]).unwrap_err();
+            assert!(unusable.reason.contains(part), "{unusable:?}");
+            assert_eq!(unusable.may_pass, may_pass, "{unusable:?}");
         }
     }
 

@@ -123,7 +123,14 @@ struct Rail {
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     rails: BTreeMap<u16, Rail>,
+    /// Why there are not more rails, as of the last attempt and the losses since.
+    reasons: Vec<String>,
+    /// Why the peer's memory can't be read over them, as the peer says.
+    memory: Option<String>,
 }
+
+/// Reasons that are kept for people.
+const REASONS_MAX: usize = 8;
 
 impl Book {
     /// The number of a pair of ports: the one it has, or one that is free. Nothing if all are in use
@@ -168,6 +175,39 @@ impl Book {
         let before = rail.up.len();
         rail.up.retain(|known| *known != link);
         rail.up.len() < before
+    }
+
+    /// An attempt came to this.
+    pub(crate) fn set_reasons(&mut self, reasons: Vec<String>) {
+        self.reasons = reasons;
+        self.reasons.truncate(REASONS_MAX);
+    }
+
+    /// A queue pair was lost for this reason.
+    pub(crate) fn add_reason(&mut self, reason: &str) {
+        if self.reasons.len() < REASONS_MAX && !self.reasons.iter().any(|known| known == reason) {
+            self.reasons.push(reason.to_owned());
+        }
+    }
+
+    /// Why there are not more rails.
+    pub(crate) fn reasons(&self) -> &[String] {
+        &self.reasons
+    }
+
+    /// The peer says that its memory can't be read over rails.
+    pub(crate) fn set_memory(&mut self, reason: String) {
+        self.memory.get_or_insert(reason);
+    }
+
+    /// What it said of that first.
+    pub(crate) fn memory(&self) -> Option<&str> {
+        self.memory.as_deref()
+    }
+
+    /// Whether any rail ever had a queue pair in use.
+    pub(crate) fn had_any(&self) -> bool {
+        !self.rails.is_empty()
     }
 
     /// The rails that have queue pairs in use.
@@ -264,6 +304,24 @@ mod tests {
         assert!(book.may_mean(1, &key("a")) && book.may_mean(2, &key("b")));
         assert!(!book.may_mean(1, &key("b")) && !book.may_mean(2, &key("a")));
         assert_eq!(book.devices(), [(1, "a".to_owned())]);
+    }
+
+    #[test]
+    fn reasons_are_those_of_the_last_attempt_and_of_losses_since() {
+        let mut book = Book::default();
+        book.add_reason("a");
+        book.add_reason("a");
+        assert_eq!(book.reasons(), ["a"]);
+        book.set_reasons(vec!["b".to_owned()]);
+        for n in 0..100 {
+            book.add_reason(&n.to_string());
+        }
+        assert_eq!(book.reasons().len(), REASONS_MAX);
+        assert_eq!(book.reasons()[0], "b");
+        assert!(!book.had_any());
+        book.set_memory("first".to_owned());
+        book.set_memory("second".to_owned());
+        assert_eq!(book.memory(), Some("first"));
     }
 
     #[test]

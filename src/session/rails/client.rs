@@ -12,6 +12,7 @@ use super::book::{Book, RailKey, RailReport};
 use super::fabric::{Fabric, Half, Owner, Path, Survey};
 use super::pairing::{self, LocalPort, PeerPolicy};
 use super::talk::{ATTEMPT_DEADLINE, Connected, Heard, RailSender, Talk, end_of};
+use super::trouble::Obstacle;
 use crate::limits::RAIL_PORTS_MAX;
 use crate::sys::random_bytes;
 use crate::wire::Message;
@@ -23,6 +24,10 @@ use crate::workers::Workers;
 /// First and longest pause before lost queue pairs are made anew.
 const REBUILD_PAUSE: Duration = Duration::from_millis(100);
 const REBUILD_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Longest pause while no rail has ever come up.
+const FIRST_PAUSE_MAX: Duration = Duration::from_secs(20);
+/// What has been in use for so long was no mistake.
+const STEADY: Duration = Duration::from_secs(10);
 
 /// What a client keeps to.
 #[derive(Clone, Debug)]
@@ -31,6 +36,8 @@ pub(crate) struct ClientRules {
     pub(crate) policy: PeerPolicy,
     /// Queue pairs that it wants per rail.
     pub(crate) queue_pairs: u8,
+    /// It makes no data connections by tcp.
+    pub(crate) rails_only: bool,
 }
 
 /// What came of the first attempt.
@@ -40,6 +47,8 @@ pub(crate) struct Outcome {
     pub(crate) up: usize,
     /// Why there are not more; said once each.
     pub(crate) reasons: Vec<String>,
+    /// One of them may pass by itself.
+    pub(crate) may_pass: bool,
     /// This host has RDMA devices.
     pub(crate) has_devices: bool,
 }
@@ -88,17 +97,31 @@ where
         let Ok(outcome) = self.attempt().await else {
             return;
         };
+        // Whether another attempt may bring more than there is.
+        let mut wanted = outcome.may_pass;
+        let had_none = outcome.up == 0;
         // Whoever waited may have given up; the rails are there all the same.
         let _ = first.send(outcome);
+        if had_none && !wanted {
+            return;
+        }
         let mut pause = REBUILD_PAUSE;
+        let mut latest = Instant::now();
         loop {
-            let lacking = self.talk.book().is_lacking();
-            if !lacking {
-                pause = REBUILD_PAUSE;
+            if !wanted {
+                if self.talk.book().in_use().next().is_none() {
+                    return self.give_up();
+                }
                 match self.talk.hear(None).await {
                     Heard::Closed => return,
-                    Heard::Message(_) | Heard::Lost | Heard::TimedOut => continue,
+                    Heard::Lost => wanted = self.talk.hopeless.is_none(),
+                    Heard::Message(_) | Heard::TimedOut => {}
                 }
+                // What is lost soon after it was made is not made anew at once for ever.
+                if wanted && latest.elapsed() >= STEADY {
+                    pause = REBUILD_PAUSE;
+                }
+                continue;
             }
             // What else is lost meanwhile is made with it.
             let until = Instant::now() + pause;
@@ -109,19 +132,61 @@ where
                     Heard::Message(_) | Heard::Lost => {}
                 }
             }
-            match self.attempt().await {
-                Ok(outcome) if outcome.up > 0 => pause = REBUILD_PAUSE,
-                Ok(outcome) => {
-                    let reasons = outcome.reasons.join("; ");
-                    tracing::debug!(reasons = %reasons.escape_debug(), "no rail was made anew");
-                    pause = (pause * 2).min(REBUILD_PAUSE_MAX);
-                }
-                Err(Over) => return,
+            if self.talk.hopeless.is_some() {
+                wanted = false;
+                continue;
             }
+            let losses = self.talk.losses;
+            let before = self.talk.book().reasons().to_vec();
+            let Ok(outcome) = self.attempt().await else {
+                return;
+            };
+            let is_short = outcome.up > 0 && self.talk.book().is_lacking();
+            let may_be_more = outcome.may_pass || is_short || self.talk.losses > losses;
+            let most = self.pause_max();
+            pause = (pause * 2).min(most);
+            if outcome.up > 0 {
+                latest = Instant::now();
+                let rails: Vec<_> = {
+                    let book = self.talk.book();
+                    book.reports().iter().map(ToString::to_string).collect()
+                };
+                tracing::info!(rails = %rails.join("; ").escape_debug(), "rails came up");
+            } else if before != outcome.reasons {
+                let reasons = outcome.reasons.join("; ");
+                tracing::info!(reasons = %reasons.escape_debug(), "no rail came up yet");
+            }
+            wanted = may_be_more && self.talk.hopeless.is_none();
         }
     }
 
+    /// How long the longest pause is: what never worked is tried less often than what did.
+    fn pause_max(&self) -> Duration {
+        if self.talk.book().had_any() {
+            REBUILD_PAUSE_MAX
+        } else {
+            FIRST_PAUSE_MAX
+        }
+    }
+
+    /// There are no rails, and waiting does not bring any.
+    fn give_up(&self) {
+        let reason = match &self.talk.hopeless {
+            Some(reason) => reason.clone(),
+            None => self.talk.book().reasons().join("; "),
+        };
+        tracing::info!(reason = %reason.escape_debug(), "rails are given up");
+        self.talk.owner.gave_up(&reason);
+    }
+
+    /// One attempt; why it did not come to more is kept for reports.
     async fn attempt(&mut self) -> Result<Outcome, Over> {
+        let outcome = self.try_once().await?;
+        self.talk.book().set_reasons(outcome.reasons.clone());
+        Ok(outcome)
+    }
+
+    async fn try_once(&mut self) -> Result<Outcome, Over> {
         self.attempt_last += 1;
         let attempt = self.attempt_last;
         let deadline = Instant::now() + ATTEMPT_DEADLINE;
@@ -129,6 +194,7 @@ where
         let Survey {
             mut ports,
             reasons,
+            may_pass,
             has_devices,
         } = match self.talk.workers.run(move || fabric.survey()).await {
             Ok(survey) => survey,
@@ -140,6 +206,7 @@ where
         let mut outcome = Outcome {
             up: 0,
             reasons,
+            may_pass,
             has_devices,
         };
         {
@@ -157,6 +224,7 @@ where
         self.talk.owner.say(Message::RailOffer(RailOffer {
             attempt,
             ports: ports.iter().map(|local| local.port.clone()).collect(),
+            rails_only: self.rules.rails_only,
         }));
         let is_answer = |message| match message {
             Message::RailAnswer(answer) if answer.attempt == attempt => Some(answer),
@@ -166,9 +234,11 @@ where
             outcome
                 .reasons
                 .push("the server did not answer the offer of rails".to_owned());
+            outcome.may_pass = true;
             return Ok(outcome);
         };
-        outcome.reasons.extend(answer.reasons.iter().cloned());
+        outcome.reasons.extend(of_server(&answer.reasons));
+        outcome.may_pass |= answer.may_pass;
         let (connected, ends) = self.connect(ports, answer, &mut outcome).await;
         // Said even if there are none, so that the server does not hold its halves until they are
         // too old.
@@ -186,10 +256,12 @@ where
         let Some(RailReady { rails, reasons, .. }) = self.wait(deadline, is_ready).await? else {
             let reason = "the server did not connect its queue pairs in time";
             outcome.reasons.push(reason.to_owned());
+            outcome.may_pass = true;
             self.talk.discard(connected).await;
             return Ok(outcome);
         };
-        outcome.reasons.extend(reasons);
+        outcome.may_pass |= !reasons.is_empty();
+        outcome.reasons.extend(of_server(&reasons));
         let is_ready = |rail: &Connected<F::Half>| rails.contains(&rail.rail);
         let (ready, left_out): (Vec<_>, Vec<_>) = connected.into_iter().partition(is_ready);
         self.talk.discard(left_out).await;
@@ -198,6 +270,8 @@ where
             return Err(Over);
         }
         outcome.up = proved.up;
+        // A path that does not carry today may be mended tomorrow.
+        outcome.may_pass |= !proved.reasons.is_empty();
         outcome.reasons.extend(proved.reasons);
         Ok(outcome)
     }
@@ -233,7 +307,8 @@ where
         let rules = self.rules.clone();
         let connecting = self.talk.workers.run(move || {
             let mut ports: Vec<_> = ports.into_iter().map(Some).collect();
-            let (mut connected, mut ends, mut reasons) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut connected, mut ends) = (Vec::new(), Vec::new());
+            let (mut reasons, mut may_pass) = (Vec::new(), false);
             for pair in answer.rails {
                 // Each port and each rail once, whatever the server says.
                 let port = ports.get_mut(usize::from(pair.port)).and_then(Option::take);
@@ -247,14 +322,18 @@ where
                         ends.push((rail.rail, end));
                         connected.push(rail);
                     }
-                    Err(reason) => reasons.push(format!("{}: {reason}", port.port.label)),
+                    Err(obstacle) => {
+                        may_pass |= obstacle.may_pass;
+                        reasons.push(format!("{}: {}", port.port.label, obstacle.reason));
+                    }
                 }
             }
-            (connected, ends, reasons)
+            (connected, ends, reasons, may_pass)
         });
         match connecting.await {
-            Ok((connected, ends, reasons)) => {
+            Ok((connected, ends, reasons, may_pass)) => {
                 outcome.reasons.extend(reasons);
+                outcome.may_pass |= may_pass;
                 (connected, ends)
             }
             Err(error) => {
@@ -266,6 +345,11 @@ where
     }
 }
 
+/// The server's reasons, told from this end's.
+fn of_server(reasons: &[String]) -> impl Iterator<Item = String> {
+    reasons.iter().map(|reason| format!("the server: {reason}"))
+}
+
 /// One half, connected. The server's word is checked as a client's is by a server.
 fn connect_one<F: Fabric>(
     fabric: &F,
@@ -273,7 +357,7 @@ fn connect_one<F: Fabric>(
     rules: &ClientRules,
     local: &LocalPort,
     pair: RailPair,
-) -> Result<(Connected<F::Half>, RailEnd), String> {
+) -> Result<(Connected<F::Half>, RailEnd), Obstacle> {
     let RailPair {
         rail,
         gid,
@@ -283,7 +367,9 @@ fn connect_one<F: Fabric>(
     } = pair;
     let gid = usize::from(gid);
     let (Some(kind), Some(about)) = (local.port.gids.get(gid), local.gids.get(gid)) else {
-        return Err("the server's answer names an address that was not offered".to_owned());
+        return Err(Obstacle::for_good(
+            "the server's answer names an address that was not offered",
+        ));
     };
     let only = LocalPort {
         device: local.device.clone(),
@@ -300,7 +386,7 @@ fn connect_one<F: Fabric>(
         &rules.policy,
     );
     if found.pairs.is_empty() {
-        return Err(found.reasons.join(", "));
+        return Err(Obstacle::for_good(found.reasons.join(", ")));
     }
     let key = RailKey::new(local, &server);
     let may = {
@@ -308,16 +394,20 @@ fn connect_one<F: Fabric>(
         book.may_mean(rail, &key)
     };
     if !may {
-        return Err(format!("the server uses number {rail} for another rail"));
+        return Err(Obstacle::for_good(format!(
+            "the server uses number {rail} for another rail"
+        )));
     }
     let queue_pairs = end.queue_pairs.len();
     if queue_pairs > usize::from(local.port.queue_pairs) {
-        return Err("the server has more queue pairs than were asked for".to_owned());
+        return Err(Obstacle::for_good(
+            "the server has more queue pairs than were asked for",
+        ));
     }
     let nonce = random_bytes();
     let mut half = fabric
         .open(local, nonce, queue_pairs)
-        .map_err(|error| format!("making queue pairs failed: {error}"))?;
+        .map_err(|error| Obstacle::of("making queue pairs", &error))?;
     let agreement = pairing::agree(&local.port, &server);
     let path = Path {
         gid_index: about.index,
@@ -327,7 +417,7 @@ fn connect_one<F: Fabric>(
         agreement,
     };
     half.connect(&path, &end.queue_pairs)
-        .map_err(|error| format!("connecting to {} failed: {error}", server.label))?;
+        .map_err(|error| Obstacle::of(&format!("connecting to {}", server.label), &error))?;
     let told = end_of(&half, &nonce);
     let report = RailReport::new(rail, local, &server, kind.kind, &agreement);
     let connected = Connected {

@@ -19,6 +19,8 @@ pub(crate) struct Survey {
     pub(crate) ports: Vec<LocalPort>,
     /// Why not the others, or why there is none.
     pub(crate) reasons: Vec<String>,
+    /// One of the reasons may pass by itself: a link that is down, an address that is to come.
+    pub(crate) may_pass: bool,
     /// There are RDMA devices, usable or not.
     pub(crate) has_devices: bool,
 }
@@ -79,8 +81,17 @@ pub(crate) trait Half: Send + 'static {
     fn take(&mut self, queue_pair: usize) -> Option<Self::Connection>;
 }
 
-/// Hears of queue pairs in use that were lost at this end, with the reason.
-pub(crate) type LostSender = mpsc::UnboundedSender<(RailLink, String)>;
+/// A queue pair in use that was lost at this end.
+#[derive(Clone, Debug)]
+pub(crate) struct Lost {
+    pub(crate) link: RailLink,
+    pub(crate) reason: String,
+    /// One that is made in its place may do better.
+    pub(crate) may_pass: bool,
+}
+
+/// Hears of them.
+pub(crate) type LostSender = mpsc::UnboundedSender<Lost>;
 
 /// The session that rails are made for.
 pub(crate) trait Owner<C>: Send + Sync + 'static {
@@ -92,4 +103,7 @@ pub(crate) trait Owner<C>: Send + Sync + 'static {
 
     /// Takes one out of use.
     fn detach(&self, link: RailLink);
+
+    /// None is in use any more and none will be made, for these reasons.
+    fn gave_up(&self, reason: &str);
 }

@@ -22,3 +22,4 @@ pub(crate) mod server;
 pub(crate) mod talk;
 #[cfg(test)]
 mod tests;
+pub(crate) mod trouble;

@@ -11,6 +11,7 @@ use super::book::{Book, RailKey, RailReport};
 use super::fabric::{Fabric, Half, Owner, Path};
 use super::pairing::{self, LocalPort, PeerPolicy};
 use super::talk::{ATTEMPT_DEADLINE, Connected, Heard, RailSender, Talk, end_of};
+use super::trouble::Obstacle;
 use crate::limits::{RAIL_PORTS_MAX, RAILS_MAX};
 use crate::sys::random_bytes;
 use crate::wire::Message;
@@ -108,14 +109,23 @@ where
         let deadline = Instant::now() + ATTEMPT_DEADLINE;
         let (fabric, book) = (Arc::clone(&self.talk.fabric), Arc::clone(&self.talk.book));
         let rules = self.rules.clone();
-        let preparing = self
-            .talk
-            .workers
-            .run(move || prepare(&*fabric, &book, &rules, &offer.ports));
-        let (made, reasons) = preparing.await.unwrap_or_else(|error| {
-            let reason = format!("making queue pairs broke: {error}");
-            (Vec::new(), vec![reason])
+        let hopeless = self.talk.hopeless.clone();
+        let preparing = self.talk.workers.run(move || match hopeless {
+            Some(reason) => Prepared {
+                reasons: vec![reason],
+                ..Prepared::nothing()
+            },
+            None => prepare(&*fabric, &book, &rules, &offer.ports),
         });
+        let prepared = preparing.await.unwrap_or_else(|error| Prepared {
+            reasons: vec![format!("making queue pairs broke: {error}")],
+            ..Prepared::nothing()
+        });
+        let Prepared {
+            made,
+            reasons,
+            may_pass,
+        } = prepared;
         let (told, rails): (Vec<_>, Vec<_>) =
             made.into_iter().map(|made| (made.told, made.pair)).unzip();
         for reason in &reasons {
@@ -125,6 +135,7 @@ where
             attempt,
             rails,
             reasons,
+            may_pass,
         }));
         if told.is_empty() {
             return None;
@@ -179,15 +190,32 @@ where
     }
 }
 
+/// What an offer can be answered with.
+struct Prepared<H> {
+    made: Vec<Made<H>>,
+    reasons: Vec<String>,
+    may_pass: bool,
+}
+
+impl<H> Prepared<H> {
+    fn nothing() -> Self {
+        Self {
+            made: Vec::new(),
+            reasons: Vec::new(),
+            may_pass: false,
+        }
+    }
+}
+
 /// Looks at this host's ports, pairs them, and makes queue pairs.
 fn prepare<F: Fabric>(
     fabric: &F,
     book: &Mutex<Book>,
     rules: &ServerRules,
     offered: &[RailPort],
-) -> (Vec<Made<F::Half>>, Vec<String>) {
+) -> Prepared<F::Half> {
     let survey = fabric.survey();
-    let mut reasons = survey.reasons;
+    let (mut reasons, mut may_pass) = (survey.reasons, survey.may_pass);
     let pairing = {
         let book = book.lock().unwrap_or_else(PoisonError::into_inner);
         let held: Vec<_> = book
@@ -220,11 +248,18 @@ fn prepare<F: Fabric>(
             &pair,
         ) {
             Ok(rail) => made.push(rail),
-            Err(reason) => reasons.push(format!("{}: {reason}", local.port.label)),
+            Err(obstacle) => {
+                may_pass |= obstacle.may_pass;
+                reasons.push(format!("{}: {}", local.port.label, obstacle.reason));
+            }
         }
     }
     reasons.truncate(RAIL_PORTS_MAX);
-    (made, reasons)
+    Prepared {
+        made,
+        reasons,
+        may_pass,
+    }
 }
 
 fn make<F: Fabric>(
@@ -235,15 +270,15 @@ fn make<F: Fabric>(
     (local, local_gid): (&LocalPort, usize),
     remote: &RailPort,
     pair: &pairing::Pair,
-) -> Result<Made<F::Half>, String> {
+) -> Result<Made<F::Half>, Obstacle> {
     let key = RailKey::new(local, remote);
     let (rail, in_use) = {
         let book = book.lock().unwrap_or_else(PoisonError::into_inner);
         let rail = book.number(&key, reserved).ok_or_else(|| {
-            format!(
+            Obstacle::for_good(format!(
                 "the session has had its {} rails: begin another one",
                 RAILS_MAX - 1
-            )
+            ))
         })?;
         let in_use = book.in_use().find(|(number, _, _)| *number == rail);
         (rail, in_use.map_or(0, |(_, _, count)| count))
@@ -251,12 +286,15 @@ fn make<F: Fabric>(
     let room = usize::from(rules.queue_pairs_max).saturating_sub(in_use);
     let queue_pairs = room.min(remote.queue_pairs.into());
     if queue_pairs == 0 {
-        return Err("the rail has all the queue pairs that it may have".to_owned());
+        // The client may have heard of a loss that is still on its way to this end.
+        return Err(Obstacle::for_now(
+            "the rail has all the queue pairs that it may have",
+        ));
     }
     let nonce = random_bytes();
     let half = fabric
         .open(local, nonce, queue_pairs)
-        .map_err(|error| format!("making queue pairs failed: {error}"))?;
+        .map_err(|error| Obstacle::of("making queue pairs", &error))?;
     let agreement = pairing::agree(&local.port, remote);
     let gid = local.port.gids[local_gid];
     let pair = RailPair {

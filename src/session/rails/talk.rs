@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::book::{Book, RailKey, RailReport};
-use super::fabric::{Fabric, Half, LostSender, Owner};
+use super::fabric::{Fabric, Half, Lost, LostSender, Owner};
 use crate::limits::{RAIL_QUEUE_PAIRS_MAX, RAILS_MAX};
 use crate::wire::message::{PROBE_BYTES, Probe, RailEnd, RailLink};
 use crate::wire::{Fault, FaultCode, Message};
@@ -65,8 +65,12 @@ pub(super) struct Talk<F: Fabric, O> {
     pub(super) workers: Workers,
     pub(super) book: Arc<Mutex<Book>>,
     messages: mpsc::Receiver<Message>,
-    lost: mpsc::UnboundedReceiver<(RailLink, String)>,
+    lost: mpsc::UnboundedReceiver<Lost>,
     lost_sender: LostSender,
+    /// Queue pairs in use that were lost so far, at either end.
+    pub(super) losses: u64,
+    /// Why this end can't keep any: what made in their place would be lost as well.
+    pub(super) hopeless: Option<String>,
 }
 
 /// A half that is connected with the peer's.
@@ -161,6 +165,8 @@ where
             messages,
             lost,
             lost_sender,
+            losses: 0,
+            hopeless: None,
         };
         (RailSender(sender), talk)
     }
@@ -180,15 +186,20 @@ where
         tokio::select! {
             biased;
             // This end holds a sender, so there is always a next one.
-            Some((link, reason)) = self.lost.recv() => {
-                if self.book().down(link) {
+            Some(Lost { link, reason, may_pass }) = self.lost.recv() => {
+                if self.take_down(link, &reason) {
                     tracing::info!(rail = link.rail, reason, "rail lost a queue pair");
-                    self.owner.say(Message::RailDown { link, reason });
+                    self.owner.say(Message::RailDown { link, reason: reason.clone() });
+                }
+                if !may_pass {
+                    self.hopeless.get_or_insert(reason);
                 }
                 Heard::Lost
             }
             message = self.messages.recv() => match message {
-                Some(Message::RailDown { link, reason }) if self.take_down(link) => {
+                Some(Message::RailDown { link, reason })
+                    if self.take_down(link, &format!("the peer: {reason}")) =>
+                {
                     let reason = reason.escape_debug().to_string();
                     tracing::info!(rail = link.rail, reason, "the peer lost a queue pair");
                     self.owner.detach(link);
@@ -202,8 +213,11 @@ where
     }
 
     /// It is not in use any more; `false` if it was not before.
-    fn take_down(&self, link: RailLink) -> bool {
-        self.book().down(link)
+    fn take_down(&mut self, link: RailLink, reason: &str) -> bool {
+        self.losses += 1;
+        let mut book = self.book();
+        book.add_reason(reason);
+        book.down(link)
     }
 
     /// Drops what may block.

@@ -13,6 +13,7 @@ use crate::session::rails::adapters::{SessionAdapters, register_for_rails, surve
 use crate::session::rails::pairing::PeerPolicy;
 use crate::session::rails::server::{self, ServerRules};
 use crate::session::rails::talk::RailSender;
+use crate::wire::Message;
 use crate::wire::message::TransportOffer;
 
 /// How long what was found of the RDMA ports is told to clients.
@@ -63,10 +64,11 @@ impl Serving {
         offer
     }
 
-    /// Begins to answer a session's offers of rails.
-    pub(super) fn rails(&self, peer: &Arc<Peer>, client: IpAddr) -> RailSender {
-        // Whether the client does without tcp is its affair: the keys for that cost nothing.
-        register_for_rails(peer, self.rdma.memory, false);
+    /// Begins to answer a session's offers of rails, of which `message` is the first. What can't be
+    /// registered for a client that does without tcp fails, rather than being offered in vain.
+    pub(super) fn rails(&self, peer: &Arc<Peer>, client: IpAddr, message: &Message) -> RailSender {
+        let rails_only = matches!(message, Message::RailOffer(offer) if offer.rails_only);
+        register_for_rails(peer, self.rdma.memory, rails_only);
         let rules = ServerRules {
             policy: PeerPolicy {
                 peer: client,

@@ -20,6 +20,8 @@ use crate::sys::verbs::{self, AsyncEvent, Context, Device, Events, Transport};
 /// See the module's first paragraph.
 pub struct Adapters {
     open: Mutex<Vec<Arc<Adapter>>>,
+    /// Why others can't be used, as of the last look.
+    unusable: Mutex<Vec<String>>,
     bell: Bell,
 }
 
@@ -52,6 +54,7 @@ pub fn adapters() -> Result<Arc<Adapters>, String> {
             let bell = Bell::new().map_err(|error| format!("eventfd(2) failed: {error}"))?;
             let adapters = Arc::new(Adapters {
                 open: Mutex::default(),
+                unusable: Mutex::default(),
                 bell,
             });
             watch::start(&adapters)
@@ -61,9 +64,18 @@ pub fn adapters() -> Result<Arc<Adapters>, String> {
         .clone()?;
     adapters.refresh()?;
     if adapters.open().is_empty() {
-        return Err("this machine has no RDMA device".to_owned());
+        let unusable = adapters.unusable();
+        return Err(match unusable.is_empty() {
+            true => "this machine has no RDMA device".to_owned(),
+            false => unusable.join("; "),
+        });
     }
     Ok(adapters)
+}
+
+/// Whether the kernel has RDMA devices, whoever may use them.
+pub fn has_devices() -> bool {
+    fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
 }
 
 impl Adapters {
@@ -98,6 +110,7 @@ impl Adapters {
     fn refresh(&self) -> Result<(), String> {
         let listed = verbs::devices().map_err(|error| error.to_string())?;
         let mut gone = Vec::new();
+        let mut unusable = Vec::new();
         let mut changed = false;
         {
             let mut open = self.open();
@@ -120,11 +133,12 @@ impl Adapters {
                     Ok(None) => {}
                     Err(error) => {
                         let source = error.io();
-                        tracing::warn!(%error, %source, "an RDMA device can't be used");
+                        unusable.push(format!("{error}: {source}"));
                     }
                 }
             }
         }
+        self.note_unusable(unusable);
         for adapter in &gone {
             adapter.fail("the device was removed");
         }
@@ -132,6 +146,21 @@ impl Adapters {
             self.bell.ring();
         }
         Ok(())
+    }
+
+    /// Why devices that are there can't be used.
+    pub fn unusable(&self) -> Vec<String> {
+        let unusable = self.unusable.lock();
+        unusable.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Each reason is logged when it comes up, and not at every look.
+    fn note_unusable(&self, unusable: Vec<String>) {
+        let mut known = self.unusable.lock().unwrap_or_else(PoisonError::into_inner);
+        for reason in unusable.iter().filter(|reason| !known.contains(reason)) {
+            tracing::warn!(reason, "an RDMA device can't be used");
+        }
+        *known = unusable;
     }
 
     /// Forgets a device that is of no use any more.

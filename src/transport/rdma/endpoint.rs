@@ -274,7 +274,12 @@ impl Wire {
     pub(super) fn post(&mut self, read: verbs::Read) -> io::Result<()> {
         self.queue_pair.post_read(read).map_err(|(_, error)| {
             let device = self.queue_pair.domain().context().name();
-            io::Error::other(format!("{device}: {error}"))
+            // Which kind it is decides whether it is worth trying again.
+            let kind = match &error {
+                verbs::PostError::Unregistrable(error) => error.io().kind(),
+                _ => io::ErrorKind::Other,
+            };
+            io::Error::new(kind, format!("{device}: {error}"))
         })
     }
 

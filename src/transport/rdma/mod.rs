@@ -23,7 +23,7 @@ mod watch;
 
 use std::io;
 
-pub use adapter::{Adapters, adapters};
+pub use adapter::{Adapters, adapters, has_devices};
 pub use connection::Connection;
 pub use domain::SessionDomains;
 pub use endpoint::{Connected, Endpoint, LinkOptions, PROBE_BYTES, ProbeRegion, RemotePort};
