@@ -26,7 +26,7 @@ use super::rails::talk::RailSender;
 use super::receiving::Receiving;
 use super::sending::Sending;
 use super::watch::{Ended, Watch, WatchOptions};
-use super::{SOFTWARE, operating};
+use super::{SOFTWARE, benching, operating};
 use crate::engine::receiver::ReceiverOptions;
 use crate::engine::sender::SenderOptions;
 use crate::ids::{SessionId, TransferId};
@@ -36,7 +36,7 @@ use crate::storage::error::ShownPath;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, SourceSpec, WalkOptions};
 use crate::storage::{LastSymlink, Root};
-use crate::wire::level::LEVEL_RAILS;
+use crate::wire::level::{LEVEL_BENCH, LEVEL_RAILS};
 use crate::wire::message::{Direction, Open, RemotePath, TransportOffer};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -425,9 +425,12 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     }
     tracing::info!(session = %id, %from, software = %software.escape_debug(), "session began");
     let pulse = Pulse::new();
-    let rails = (control.level >= LEVEL_RAILS).then_some(control.peer.ip());
+    let spoken = Spoken {
+        rails_from: (control.level >= LEVEL_RAILS).then_some(control.peer.ip()),
+        bench: control.level >= LEVEL_BENCH,
+    };
     let fault = tokio::select! {
-        fault = read(&serving, control.reader, &peer, rails, &pulse) => fault,
+        fault = read(&serving, control.reader, &peer, spoken, &pulse) => fault,
         fault = pulse.beat(&peer) => fault,
         fault = peer.closed() => fault,
         fault = control.writer.failed() => fault,
@@ -527,13 +530,21 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Reads what the client says until the connection ends, and says why it did. `rails_from`: rails can
-/// be spoken of, by a client at this address.
+/// What can be spoken of at a session's level.
+#[derive(Clone, Copy)]
+struct Spoken {
+    /// Rails, by a client at this address.
+    rails_from: Option<IpAddr>,
+    /// Memory to measure with.
+    bench: bool,
+}
+
+/// Reads what the client says until the connection ends, and says why it did.
 async fn read(
     serving: &Arc<Serving>,
     mut reader: TlsReader,
     peer: &Arc<Peer>,
-    rails_from: Option<IpAddr>,
+    spoken: Spoken,
     pulse: &Pulse,
 ) -> Fault {
     // Made at the first offer: most sessions have none.
@@ -567,7 +578,7 @@ async fn read(
             | Message::RailDown { .. })
                 if transfer == TransferId::NONE =>
             {
-                let told = match rails_from {
+                let told = match spoken.rails_from {
                     Some(client) => rails
                         .get_or_insert_with(|| serving.rails(peer, client))
                         .hear(message),
@@ -585,6 +596,18 @@ async fn read(
             Message::Open(open) => begin(serving, peer, transfer).map(|seat| {
                 run(serving, transfer_task(Arc::clone(serving), seat, open));
             }),
+            Message::Bench { region_bytes } if spoken.bench => {
+                begin(serving, peer, transfer).map(|seat| {
+                    run(
+                        serving,
+                        benching::run(Arc::clone(serving), seat, region_bytes),
+                    );
+                })
+            }
+            Message::Bench { .. } => Err(Fault::new(
+                FaultCode::Protocol,
+                "memory to measure with can't be asked for at this session's level",
+            )),
             Message::Operate(operation) => begin(serving, peer, transfer).map(|seat| {
                 run(
                     serving,
