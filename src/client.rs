@@ -3,6 +3,7 @@
 //! A [`Client`] is one session with one server; transfers and operations of it run at the same
 //! time. It knows the session layer and nothing below: no keys of regions, rings or descriptors.
 
+mod bench;
 mod connect;
 mod local;
 mod operations;
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use bench::{Bench, BenchReport};
 pub use local::sum_local;
 pub use operations::Ping;
 pub use remote_file::RemoteFile;
@@ -169,6 +171,17 @@ impl Client {
     /// That the server can't be reached any more or does not answer in time.
     pub async fn ping(&self) -> Result<Ping, Error> {
         operations::ping(&self.session).await
+    }
+
+    /// Measures what the session's data connections bring from the server's memory to this end's,
+    /// with no file and no digest: READs of a megabyte as a transfer has them under way, then READs
+    /// of 4 KiB one at a time. A session that was made for one transport measures that one.
+    ///
+    /// # Errors
+    /// As [`Self::transport`]; [`ErrorKind::Busy`] if the server has no memory free for it;
+    /// [`ErrorKind::TimedOut`] if nothing came for [`ClientOptions::stall_timeout`].
+    pub async fn bench(&self, options: &Bench) -> Result<BenchReport, Error> {
+        bench::run(&self.session, options).await
     }
 
     /// Makes the session's data connections if they are not there yet, and tells what they are and

@@ -880,3 +880,41 @@ fn floods_cost_their_sender_alone() {
     peer.cut();
     assert_unharmed(&world, &mut daemon, &before);
 }
+
+#[test]
+fn memory_to_measure_with_is_taken_back() {
+    let (world, mut daemon, before) = field();
+    let bench = Message::Bench { region_bytes: 1 };
+    let id = TransferId::random();
+    let failed = |peer: &mut Hostile| {
+        peer.expect("a failure", |_, message| match message {
+            Message::Failed(fault) => Some(fault.code),
+            _ => None,
+        })
+    };
+    let mut old = Hostile::connect(daemon.address());
+    old.say(id, bench.clone());
+    assert_eq!(failed(&mut old), FaultCode::Protocol);
+    let mut peer = Hostile::connect_at(3, daemon.address());
+    let lent = |peer: &mut Hostile| {
+        peer.say(id, bench.clone());
+        peer.expect("a grant", |_, message| match message {
+            Message::Grant(grant) => Some(grant),
+            _ => None,
+        })
+    };
+    let grant = lent(&mut peer);
+    assert_eq!((grant.len, grant.keys.len(), grant.parts.len()), (1, 1, 0));
+    // What it says of another region ends it, and the next is another one.
+    peer.say(id, Message::Release(vec![RegionId(grant.region.0 + 1)]));
+    assert_eq!(failed(&mut peer), FaultCode::Protocol);
+    let next = lent(&mut peer);
+    assert!(next.region != grant.region && next.keys != grant.keys);
+    peer.say(id, Message::Release(vec![next.region]));
+    let done = |_, message| matches!(message, Message::Done).then_some(());
+    peer.expect("the end", done);
+    // It goes and says nothing.
+    lent(&mut peer);
+    drop((peer, old));
+    assert_unharmed(&world, &mut daemon, &before);
+}

@@ -135,6 +135,7 @@ golden! {
         Remark { kind: RemarkKind::Owner, count: 1000, entries: vec![EntryId(1), EntryId(2)] },
         Remark { kind: RemarkKind::Unknown(0x99), count: 1, entries: Vec::new() },
     ]);
+    bench: Message::Bench { region_bytes: 4 << 20 };
     operate_list: Message::Operate(Operation::List { path: path("data", b"x"), recursive: true });
     operate_stat: Message::Operate(Operation::Stat { path: path("data", b"x") });
     operate_sum: Message::Operate(Operation::Sum {

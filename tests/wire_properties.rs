@@ -303,6 +303,7 @@ fn of_transfer() -> impl Strategy<Value = Message> {
         any::<(u64, u64)>().prop_map(|(tcp, rdma)| Message::Finish(Carried { tcp, rdma })),
         Just(Message::Finished),
         vec(remark(), 0..16).prop_map(Message::Remarks),
+        (1_u64..).prop_map(|region_bytes| Message::Bench { region_bytes }),
         operation().prop_map(Message::Operate),
         vec(listed(), 0..10).prop_map(Message::Listing),
         Just(Message::Done),

@@ -29,6 +29,9 @@ const DESTINATION: &str = "At the destination";
 const DATA_PATH: &str = "How data travels";
 const FAILURES: &str = "When something fails";
 
+/// Longest measurement of one transport.
+const BENCH_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// The whole command line.
 #[derive(Debug, Parser)]
 #[command(
@@ -134,6 +137,15 @@ pub(crate) enum Command {
     /// Measure the round trip to a server and show which transports it offers, and why
     #[command(after_long_help = long_tail(PING_EXAMPLES))]
     Ping(PingArgs),
+
+    /// Measure throughput and latency of each transport to a server, from memory to memory
+    ///
+    /// The server lends some memory, and the same connections as a copy has read it over and over, with
+    /// no file and no digest: what a copy can't be faster than. First READs of 1 MiB, as many at a time
+    /// as a copy has, then READs of 4 KiB, one at a time. A transport that is not there is told with its
+    /// reason; with --transport that is an error.
+    #[command(after_long_help = long_tail(BENCH_EXAMPLES))]
+    Bench(BenchArgs),
 
     /// Find out what keeps this machine from RDMA, and the command that mends each thing
     ///
@@ -418,6 +430,30 @@ pub(crate) struct PingArgs {
     pub(crate) connection: ConnectionArgs,
 }
 
+/// `rdcp bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// The server: host, host:port or rdcp://host:port
+    #[arg(value_name = "HOST", value_hint = ValueHint::Hostname)]
+    pub(crate) host: OsString,
+    /// The transport to measure; auto is each of them
+    #[arg(long, value_enum, value_name = "NAME", default_value_t)]
+    pub(crate) transport: TransportArg,
+    /// How long each is measured, at most a minute
+    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = bench_time)]
+    pub(crate) time: Duration,
+    /// Bytes that each reads at most, like 512M or 8G [default: what the time allows]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) size: Option<u64>,
+    /// Data connections to the server by tcp [default: one for each lane, at most 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=STREAMS_MAX as i64))]
+    pub(crate) streams: Option<u16>,
+    #[command(flatten)]
+    pub(crate) output: LookOutput,
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+}
+
 /// `rdcp doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
@@ -569,22 +605,38 @@ impl From<TransportArg> for TransportChoice {
     }
 }
 
-/// `1048576`, `1M`, `1MiB`: units are powers of 1024, as chunks are.
 fn chunk_size(text: &str) -> Result<ChunkSize, String> {
+    let Ok(bytes) = size(text) else {
+        return Err("expected a number with K or M behind it, like 256K or 4M".to_owned());
+    };
+    ChunkSize::from_bytes(bytes)
+        .ok_or_else(|| "a chunk is 64K, 128K, 256K, 512K, 1M, 2M, 4M, 8M or 16M".to_owned())
+}
+
+/// `1048576`, `1M`, `1MiB`: units are powers of 1024, as chunks are.
+fn size(text: &str) -> Result<u64, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let shift = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        _ => return Err("expected a number with K or M behind it, like 256K or 4M".to_owned()),
+        "" | "b" => Some(0),
+        "k" | "kib" => Some(10),
+        "m" | "mib" => Some(20),
+        "g" | "gib" => Some(30),
+        "t" | "tib" => Some(40),
+        _ => None,
     };
-    number
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(1 << shift))
-        .and_then(ChunkSize::from_bytes)
-        .ok_or_else(|| "a chunk is 64K, 128K, 256K, 512K, 1M, 2M, 4M, 8M or 16M".to_owned())
+    let number = number.parse::<u64>().ok().filter(|number| *number > 0);
+    shift
+        .zip(number)
+        .and_then(|(shift, number)| number.checked_mul(1 << shift))
+        .ok_or_else(|| "expected a number with K, M, G or T behind it, like 512M".to_owned())
+}
+
+fn bench_time(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        time if time <= BENCH_TIME_MAX => Ok(time),
+        _ => Err("a minute is the longest: the server lends memory for it".to_owned()),
+    }
 }
 
 /// `90` (seconds), `90s`, `1m30s`, `500ms`.
@@ -625,6 +677,7 @@ pub(crate) fn examples(command: &str) -> &'static str {
         "rm" => RM_EXAMPLES,
         "mkdir" => MKDIR_EXAMPLES,
         "ping" => PING_EXAMPLES,
+        "bench" => BENCH_EXAMPLES,
         "doctor" => DOCTOR_EXAMPLES,
         "completions" => COMPLETIONS_EXAMPLES,
         "man" => MAN_EXAMPLES,
@@ -674,6 +727,10 @@ const MKDIR_EXAMPLES: &str = "  \
 const PING_EXAMPLES: &str = "  \
   rdcp ping gpu7
   rdcp ping -n 100 --json gpu7:20471";
+const BENCH_EXAMPLES: &str = "  \
+  rdcp bench gpu7
+  rdcp bench --transport rdma --time 10s gpu7          RDMA or an error
+  rdcp bench --json gpu7 | jq 'select(.type == \"bench\")'";
 const DOCTOR_EXAMPLES: &str = "  \
   rdcp doctor                               this machine alone
   rdcp doctor --path /srv/data gpu7         and how /srv/data is served, and rails to gpu7

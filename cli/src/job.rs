@@ -6,6 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rdcp::options::{HashKind, Overwrite, RdmaMemory, TransferOptions, TransportChoice};
 use rdcp::remote::Remote;
@@ -66,6 +67,8 @@ pub(crate) enum Job {
         count: u16,
         connection: ConnectionArgs,
     },
+    /// Measure transports.
+    Bench(Box<BenchJob>),
     /// Find out what keeps this machine from RDMA.
     Doctor {
         host: Option<(String, u16)>,
@@ -112,6 +115,23 @@ pub(crate) enum Way {
         sources: Vec<PathBuf>,
         destination: Remote,
     },
+}
+
+/// A measurement.
+#[derive(Debug)]
+pub(crate) struct BenchJob {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    /// Which; auto is each.
+    pub(crate) transport: TransportChoice,
+    /// How long for each.
+    pub(crate) time: Duration,
+    /// Bytes for each at most, if told.
+    pub(crate) bytes_max: Option<u64>,
+    /// Data connections, if told.
+    pub(crate) streams: Option<usize>,
+    /// How the server is trusted.
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// A comparison.
@@ -195,6 +215,18 @@ impl Job {
                     connection: args.connection,
                 }
             }
+            Command::Bench(args) => {
+                let (host, port) = Remote::parse_server(&args.host)?;
+                Self::Bench(Box::new(BenchJob {
+                    host,
+                    port,
+                    transport: args.transport.into(),
+                    time: args.time,
+                    bytes_max: args.size,
+                    streams: args.streams.map(usize::from),
+                    connection: args.connection,
+                }))
+            }
             Command::Doctor(args) => Self::Doctor {
                 host: args.host.as_deref().map(Remote::parse_server).transpose()?,
                 paths: args.paths,
@@ -220,6 +252,7 @@ pub(crate) fn json_of(command: &Command) -> Option<JsonTo> {
         Command::Sum(args) => (args.output.json, false),
         Command::Verify(args) => (args.output.json, false),
         Command::Ping(args) => (args.output.json, false),
+        Command::Bench(args) => (args.output.json, false),
         Command::Doctor(args) => (args.json, false),
         Command::Rm(_) | Command::Mkdir(_) | Command::Completions(_) | Command::Man(_) => {
             (false, false)

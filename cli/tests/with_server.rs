@@ -339,3 +339,45 @@ fn small_requests() {
         (&"ping".into(), &4.into())
     );
 }
+
+#[test]
+fn a_measurement_tells_each_transport_or_why_it_is_not_there() {
+    let world = World::new();
+    let text = world.well("bench --time 200ms --size 64M @");
+    let lines: Vec<_> = text.lines().collect();
+    let of = |name: &str| lines.iter().find(|line| line.starts_with(name)).unwrap();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(
+        of("tcp").contains("iB/s") && of("tcp").contains("4 KiB in "),
+        "{text}"
+    );
+    assert!(of("local").contains("not available"), "{text}");
+    let (status, lines) = world.json("bench --transport tcp --time 100ms --json @");
+    assert_eq!((status, lines.len()), (0, 2), "{lines:?}");
+    let bench = &lines[0];
+    assert_eq!(
+        (&bench["type"], &bench["transport"], &bench["available"]),
+        (&"bench".into(), &"tcp".into(), &true.into())
+    );
+    for positive in [
+        "bytes",
+        "seconds",
+        "bytes_per_second",
+        "connections",
+        "reads",
+        "read_p99_us",
+    ] {
+        assert!(
+            bench[positive].as_f64().unwrap() > 0.0,
+            "{positive}: {bench}"
+        );
+    }
+    let (_, lines) = world.json("bench --size 5M --transport tcp --json @");
+    assert!(
+        lines[0]["bytes"].as_u64().unwrap() <= 5 << 20,
+        "{}",
+        lines[0]
+    );
+    // What is asked for by name is there or an error.
+    world.fails("bench --transport local @", 10);
+}

@@ -22,6 +22,7 @@ pub mod known_hosts;
 pub mod tls;
 
 mod admission;
+mod benching;
 pub(crate) mod machinery;
 mod names;
 mod operating;

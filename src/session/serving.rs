@@ -25,13 +25,13 @@ use super::machinery::Machinery;
 use super::peer::{Peer, Seat};
 use super::pulse::Pulse;
 use super::rails::talk::RailSender;
-use super::{SOFTWARE, operating};
+use super::{SOFTWARE, benching, operating};
 use crate::ids::{SessionId, TransferId};
 use crate::options::RdmaOptions;
 use crate::server::ServerLimits;
 use crate::storage::Root;
 use crate::storage::error::ShownPath;
-use crate::wire::level::LEVEL_RAILS;
+use crate::wire::level::{LEVEL_BENCH, LEVEL_RAILS};
 use crate::wire::message::{RemotePath, TransportOffer};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -324,9 +324,12 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     }
     tracing::info!(session = %id, %from, software = %software.escape_debug(), "session began");
     let pulse = Pulse::new();
-    let rails = (control.level >= LEVEL_RAILS).then_some(control.peer.ip());
+    let spoken = Spoken {
+        rails_from: (control.level >= LEVEL_RAILS).then_some(control.peer.ip()),
+        bench: control.level >= LEVEL_BENCH,
+    };
     let fault = tokio::select! {
-        fault = read(&serving, control.reader, &peer, rails, &pulse) => fault,
+        fault = read(&serving, control.reader, &peer, spoken, &pulse) => fault,
         fault = pulse.beat(&peer) => fault,
         fault = peer.closed() => fault,
         fault = control.writer.failed() => fault,
@@ -339,13 +342,21 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     drop(left);
 }
 
-/// Reads what the client says until the connection ends, and says why it did. `rails_from`: rails can
-/// be spoken of, by a client at this address.
+/// What can be spoken of at a session's level.
+#[derive(Clone, Copy)]
+struct Spoken {
+    /// Rails, by a client at this address.
+    rails_from: Option<IpAddr>,
+    /// Memory to measure with.
+    bench: bool,
+}
+
+/// Reads what the client says until the connection ends, and says why it did.
 async fn read(
     serving: &Arc<Serving>,
     mut reader: TlsReader,
     peer: &Arc<Peer>,
-    rails_from: Option<IpAddr>,
+    spoken: Spoken,
     pulse: &Pulse,
 ) -> Fault {
     // Made at the first offer: most sessions have none.
@@ -379,7 +390,7 @@ async fn read(
             | Message::RailDown { .. })
                 if transfer == TransferId::NONE =>
             {
-                let told = match rails_from {
+                let told = match spoken.rails_from {
                     Some(client) => rails
                         .get_or_insert_with(|| serving.rails(peer, client, &message))
                         .hear(message),
@@ -405,6 +416,18 @@ async fn read(
             Message::Open(open) => begin(serving, peer, transfer).map(|seat| {
                 run(serving, transfers::run(Arc::clone(serving), seat, open));
             }),
+            Message::Bench { region_bytes } if spoken.bench => {
+                begin(serving, peer, transfer).map(|seat| {
+                    run(
+                        serving,
+                        benching::run(Arc::clone(serving), seat, region_bytes),
+                    );
+                })
+            }
+            Message::Bench { .. } => Err(Fault::new(
+                FaultCode::Protocol,
+                "memory to measure with can't be asked for at this session's level",
+            )),
             Message::Operate(operation) => begin(serving, peer, transfer).map(|seat| {
                 run(
                     serving,

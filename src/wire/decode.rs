@@ -84,6 +84,11 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
         }),
         Kind::Finished => Message::Finished,
         Kind::Remarks => Message::Remarks(r.short_list(REMARKS_MAX, 10, "remarks", read_remark)?),
+        Kind::Bench => {
+            let region_bytes = r.u64()?;
+            r.require(region_bytes > 0, "region bytes")?;
+            Message::Bench { region_bytes }
+        }
         Kind::Operate => Message::Operate(read_operation(r)?),
         Kind::Listing => {
             Message::Listing(r.list(BATCH_ENTRIES_MAX, LISTED_BYTES_MIN, "lines", read_listed)?)

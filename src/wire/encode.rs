@@ -102,6 +102,7 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
             );
         }
         Message::Remarks(remarks) => w.short_list(remarks, REMARKS_MAX, "remarks", write_remark),
+        Message::Bench { region_bytes } => w.u64(*region_bytes),
         Message::Operate(operation) => write_operation(w, operation),
         Message::Listing(lines) => w.list(lines, BATCH_ENTRIES_MAX, "lines", write_listed),
     }

@@ -64,6 +64,7 @@ kinds! {
     Finish = 30,
     Finished = 31,
     Remarks = 32,
+    Bench = 33,
     Operate = 48,
     Listing = 49,
     Done = 50,

@@ -147,6 +147,12 @@ pub enum Message {
     /// Receiver: what it left out or did otherwise. Adds to what was remarked before. A sender that
     /// does not know it skips it.
     Remarks(Vec<Remark>),
+    /// Client: memory is wanted to measure the transport with. The server answers with a Grant
+    /// without parts; Credit of nothing keeps its lease, Release ends it, and Done answers that.
+    Bench {
+        /// Bytes of the region; it may have fewer.
+        region_bytes: u64,
+    },
 
     /// Client: one operation outside transfers.
     Operate(Operation),

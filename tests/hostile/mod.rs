@@ -90,14 +90,23 @@ impl Hostile {
         Self::connect_from(server, None).expect("it is welcome")
     }
 
+    /// A session of this level with a daemon.
+    pub(crate) fn connect_at(level: u16, server: SocketAddr) -> Self {
+        Self::greet(level, server, None).expect("it is welcome")
+    }
+
     /// A session with a daemon, or why there is none.
     pub(crate) fn connect_from(server: SocketAddr, from: Option<IpAddr>) -> Result<Self, Fault> {
+        Self::greet(1, server, from)
+    }
+
+    fn greet(level: u16, server: SocketAddr, from: Option<IpAddr>) -> Result<Self, Fault> {
         let mut hostile = Self::begin(server, from);
         hostile.say(
             TransferId::NONE,
             Message::Hello(Hello {
                 level_min: 1,
-                level_max: 1,
+                level_max: level,
                 software: "hostile".to_owned(),
             }),
         );

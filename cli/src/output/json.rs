@@ -18,10 +18,13 @@ use rdcp::{Error, ErrorKind, Location};
 use serde::Serialize;
 
 use super::listing::{kind_name, timestamp};
-use super::{Difference, JsonTo, PingReport, Summary, causes, hash_name, hex, without_place};
+use super::{
+    Difference, JsonTo, Measured, PingReport, Summary, causes, hash_name, hex, without_place,
+};
 use crate::escape;
 use crate::exit::{End, ExitStatus, kind_name as error_kind_name};
 use crate::io::Io;
+use crate::quantity;
 
 /// Version of the format.
 const VERSION: u8 = 1;
@@ -221,6 +224,27 @@ struct PingBody {
     transport: String,
     reason: String,
     transports: Vec<OfferBody>,
+}
+
+#[derive(Serialize)]
+struct MeasuredBody {
+    server: String,
+    transport: &'static str,
+    available: bool,
+    reason: String,
+    #[serde(flatten)]
+    figures: Option<FiguresBody>,
+}
+
+#[derive(Serialize)]
+struct FiguresBody {
+    connections: usize,
+    bytes: u64,
+    seconds: f64,
+    bytes_per_second: u64,
+    reads: usize,
+    read_p50_us: f64,
+    read_p99_us: f64,
 }
 
 #[derive(Serialize)]
@@ -509,6 +533,29 @@ impl Json {
             transports: transports.collect(),
         };
         self.put(io, "ping", body);
+    }
+
+    pub(super) fn measured(&mut self, io: &mut Io, measured: &Measured) {
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let report = measured.result.as_ref();
+        let reason = report.map_or_else(String::as_str, |report| &report.reason);
+        let figures = report.ok().map(|report| FiguresBody {
+            connections: report.connections,
+            bytes: report.bytes,
+            seconds: report.elapsed.as_secs_f64(),
+            bytes_per_second: quantity::per_second(report.bytes, report.elapsed).unwrap_or(0),
+            reads: report.reads,
+            read_p50_us: micros(report.read_p50),
+            read_p99_us: micros(report.read_p99),
+        });
+        let body = MeasuredBody {
+            server: escape::text(&measured.server),
+            transport: measured.transport,
+            available: figures.is_some(),
+            reason: escape::text(reason),
+            figures,
+        };
+        self.put(io, "bench", body);
     }
 
     pub(super) fn set_diagnosis(&mut self, diagnosis: &Diagnosis) {

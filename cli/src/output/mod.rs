@@ -11,6 +11,7 @@ pub(crate) mod sum_line;
 
 use std::time::Duration;
 
+use rdcp::client::BenchReport;
 use rdcp::doctor::Diagnosis;
 use rdcp::options::HashKind;
 use rdcp::progress::{Carried, Event, Failure, Progress, Report};
@@ -132,6 +133,16 @@ impl PingReport {
             .max(1);
         self.round_trips.iter().sum::<Duration>() / count
     }
+}
+
+/// What a transport brings, or why it is not there.
+#[derive(Clone, Debug)]
+pub(crate) struct Measured {
+    /// `host:port`, as it is written.
+    pub(crate) server: String,
+    /// `rdma`, `tcp`, `local`.
+    pub(crate) transport: &'static str,
+    pub(crate) result: Result<BenchReport, String>,
 }
 
 /// How an entry of a comparison differs.
@@ -326,6 +337,16 @@ impl Output {
             Voice::Human(_) => self.io.stdout.line(&listing::ping(report)),
             Voice::Json(json) => json.ping(&mut self.io, report),
         }
+    }
+
+    /// What a transport brings.
+    pub(crate) fn measured(&mut self, measured: &Measured) {
+        match &mut self.voice {
+            Voice::Human(_) => self.io.stdout.line(&listing::measured(measured)),
+            Voice::Json(json) => json.measured(&mut self.io, measured),
+        }
+        // The next one takes a while.
+        self.io.stdout.flush();
     }
 
     /// What was found out about RDMA. JSON has it in its summary, and no other line.

@@ -20,6 +20,7 @@
 
 pub mod adapters;
 pub(crate) mod budget;
+pub(crate) mod lent;
 pub mod rails;
 mod windows;
 
@@ -55,7 +56,7 @@ const SLOT_SIZES: usize = 3;
 
 /// A peer that says nothing for so long loses what it was granted. Peers say something every
 /// [`RENEWAL_PAUSE`] while they hold any.
-const LEASE_PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const LEASE_PATIENCE: Duration = Duration::from_secs(30);
 /// How often a receiver that holds regions says something, at least.
 pub(crate) const RENEWAL_PAUSE: Duration = Duration::from_secs(8);
 
