@@ -126,8 +126,11 @@ pub struct Report {
     pub bytes_published: u64,
     /// From the request to its end.
     pub elapsed: Duration,
-    /// The first failures, at most [`Report::FAILURES_LISTED_MAX`].
+    /// The first failures, at most [`Report::FAILURES_LISTED_MAX`]: without those of entries that
+    /// only failed with the directory they lie in, nor those like the one that ended the run.
     pub failures: Vec<Failure>,
+    /// How many more there are.
+    pub failures_unlisted: u64,
     /// The kind that decides the exit status, if something failed: the one kind of all failures, or
     /// [`Several`](crate::ErrorKind::Several).
     pub failure_kind: Option<crate::ErrorKind>,
@@ -137,9 +140,12 @@ impl Report {
     /// How many failures a report lists with their paths.
     pub const FAILURES_LISTED_MAX: usize = 100;
 
-    /// Whether files were published and every byte of them was proved by a digest. Files that were
-    /// there already were not read, so a run that only met those proved nothing.
-    pub fn verified(&self) -> bool {
-        self.hash != HashKind::None && self.files > 0
+    /// Whether every byte of the published files was proved by a digest. `None` if there was nothing
+    /// to prove: files that were there already were not read, and none failed or was published.
+    pub fn verified(&self) -> Option<bool> {
+        match (self.files, self.failed) {
+            (0, 0) => None,
+            (files, _) => Some(self.hash != HashKind::None && files > 0),
+        }
     }
 }

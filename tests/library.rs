@@ -105,7 +105,7 @@ async fn a_file_is_pulled_and_its_digest_told() {
             (report.files, report.failed, report.bytes_moved),
             (1, 0, 3_000_000)
         );
-        assert_eq!(report.verified(), hash != HashKind::None);
+        assert_eq!(report.verified(), Some(hash != HashKind::None));
         assert_eq!(last.bytes_done, 3_000_000);
         assert_eq!(std::fs::read(&to).expect("the copy"), content);
         let [(path, Outcome::Published { digest, .. }, 3_000_000)] = outcomes.as_slice() else {

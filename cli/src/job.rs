@@ -12,7 +12,7 @@ use rdcp::options::{HashKind, Overwrite, RdmaMemory, TransferOptions, TransportC
 use rdcp::remote::Remote;
 use rdcp::{Error, ErrorKind};
 
-use crate::args::{self, Command, ConnectionArgs, TransferArgs, TransferOutput};
+use crate::args::{Command, ConnectionArgs, CpArgs, TransferArgs, TransferOutput, VerifyArgs};
 use crate::escape;
 use crate::output::JsonTo;
 
@@ -25,6 +25,7 @@ pub(crate) enum Job {
     Print {
         source: Remote,
         connection: ConnectionArgs,
+        timeout: Option<Duration>,
         output: TransferOutput,
     },
     /// List directories or exports.
@@ -254,9 +255,9 @@ pub(crate) fn json_of(command: &Command) -> Option<JsonTo> {
         Command::Ping(args) => (args.output.json, false),
         Command::Bench(args) => (args.output.json, false),
         Command::Doctor(args) => (args.json, false),
-        Command::Rm(_) | Command::Mkdir(_) | Command::Completions(_) | Command::Man(_) => {
-            (false, false)
-        }
+        Command::Rm(args) => (args.output.json, false),
+        Command::Mkdir(args) => (args.output.json, false),
+        Command::Completions(_) | Command::Man(_) => (false, false),
     };
     json.then_some(if to_stdout {
         JsonTo::Stderr
@@ -265,8 +266,8 @@ pub(crate) fn json_of(command: &Command) -> Option<JsonTo> {
     })
 }
 
-fn copy(args: args::CpArgs) -> Result<Job, Error> {
-    let args::CpArgs {
+fn copy(args: CpArgs) -> Result<Job, Error> {
+    let CpArgs {
         sources,
         destination,
         transfer,
@@ -326,9 +327,14 @@ fn print(
     output: TransferOutput,
     connection: ConnectionArgs,
 ) -> Result<Job, Error> {
-    if *transfer != TransferArgs::default() {
+    let timeout = transfer.timeout;
+    let rest = TransferArgs {
+        timeout: None,
+        ..transfer.clone()
+    };
+    if rest != TransferArgs::default() {
         return Err(
-            usage("only -q, --json and options of the connection go with -").with_hint(
+            usage("only -q, --json, --timeout and options of the connection go with -").with_hint(
                 "- writes the content of one file to standard output; ./- is a file of that name",
             ),
         );
@@ -338,6 +344,7 @@ fn print(
             Ok(Job::Print {
                 source,
                 connection,
+                timeout,
                 output,
             })
         }
@@ -443,7 +450,7 @@ fn transfer_job(
     }))
 }
 
-fn verify(args: args::VerifyArgs) -> Result<Job, Error> {
+fn verify(args: VerifyArgs) -> Result<Job, Error> {
     if Remote::parse(&args.local)?.is_some() {
         return Err(usage(format!("verify: {} is remote", shown(&args.local)))
             .with_hint("rdcp verify LOCAL REMOTE"));
@@ -534,7 +541,6 @@ mod tests {
     use super::*;
     use crate::args::Cli;
     use clap::Parser;
-    use std::time::Duration;
 
     fn job(line: &str) -> Result<Job, Error> {
         let words = std::iter::once("rdcp").chain(line.split_whitespace());

@@ -257,11 +257,15 @@ impl Driver {
             }
             Done::Placed(page, placed) => {
                 self.placing = false;
-                Input::Placed {
+                self.engine.handle(Input::Placed {
                     page,
                     entries: placed.entries.into_iter().map(verdict).collect(),
                     directories: placed.finished,
+                });
+                if let Some(fault) = placed.unusable {
+                    self.cancel(fault);
                 }
+                return None;
             }
             Done::Inputs(inputs) => {
                 for input in inputs {
@@ -325,9 +329,9 @@ impl Driver {
 
     /// What was left out, once per kind.
     async fn report_remarks(&mut self) {
-        for text in self.remarks.take() {
+        for (text, path) in self.remarks.take() {
             let fault = Fault::new(FaultCode::Special, text);
-            self.watch.warn(Vec::new(), fault).await;
+            self.watch.warn(path, fault).await;
         }
     }
 

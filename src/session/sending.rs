@@ -372,9 +372,9 @@ impl Driver {
 
     /// What the receiver left out, once per kind.
     async fn report_remarks(&mut self) {
-        for text in self.remarks.take() {
+        for (text, path) in self.remarks.take() {
             let fault = Fault::new(FaultCode::Special, text);
-            self.watch.warn(Vec::new(), fault).await;
+            self.watch.warn(path, fault).await;
         }
     }
 

@@ -59,7 +59,7 @@ pub(crate) struct Totals {
     /// Bytes of the published files.
     pub(crate) bytes_published: u64,
     pub(crate) warnings: u64,
-    /// The first failures with their paths.
+    /// The first failures with their paths, without those that follow from a directory's.
     pub(crate) failures: Vec<Failure>,
 }
 
@@ -252,7 +252,10 @@ impl Watch {
         if let Outcome::Failed(fault) = &outcome {
             let place = self.names.place(entry);
             location = self.locate(place.as_ref(), entry_type, fault);
-            self.fail(path.clone(), fault, location.clone());
+            // One cause is told once, and not again for each name below a directory.
+            if !self.names.fail(entry) {
+                self.fail(path.clone(), fault, location.clone());
+            }
         }
         self.names.settle(entry);
         self.tell(Event::Ended {
