@@ -11,7 +11,7 @@ use clap::builder::styling::{AnsiColor, Effects, Styles};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use rdcp::limits::STREAMS_MAX;
-use rdcp::options::{HashKind, Overwrite, RdmaMemory, TransportChoice};
+use rdcp::options::{HashKind, Overwrite, RdmaConnect, RdmaMemory, TransportChoice};
 use rdcp::units::ChunkSize;
 
 const STYLES: Styles = Styles::styled()
@@ -252,6 +252,9 @@ pub(crate) struct TransferArgs {
     /// How files get before RDMA adapters when this end sends; the best that works is found by trying
     #[arg(long, value_enum, value_name = "WAY", default_value_t, help_heading = DATA_PATH)]
     pub(crate) rdma_memory: RdmaMemoryArg,
+    /// How RDMA queue pairs are connected
+    #[arg(long, value_enum, value_name = "WAY", default_value_t, help_heading = DATA_PATH)]
+    pub(crate) rdma_connect: RdmaConnectArg,
     /// Unit of verification and repair: a power of two from 64K to 16M [default: 1M]
     #[arg(long, value_name = "SIZE", value_parser = chunk_size, help_heading = DATA_PATH)]
     pub(crate) chunk: Option<ChunkSize>,
@@ -540,6 +543,25 @@ impl From<RdmaMemoryArg> for RdmaMemory {
             RdmaMemoryArg::Odp => Self::Odp,
             RdmaMemoryArg::Mmap => Self::Mmap,
             RdmaMemoryArg::Pool => Self::Pool,
+        }
+    }
+}
+
+/// `--rdma-connect`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RdmaConnectArg {
+    /// Over the control connection, unless the server wants rdma_cm
+    #[default]
+    Direct,
+    /// By rdma_cm, for which the server has to listen (`connect = "cm"`), or not at all
+    Cm,
+}
+
+impl From<RdmaConnectArg> for RdmaConnect {
+    fn from(arg: RdmaConnectArg) -> Self {
+        match arg {
+            RdmaConnectArg::Direct => Self::Direct,
+            RdmaConnectArg::Cm => Self::Cm,
         }
     }
 }
