@@ -5,11 +5,11 @@ use rdcp::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    Carried, ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, LinkLayer, Listed,
-    ListedKind, ManifestPage, Open, Operation, Outcome, Overwrite, PathMtu, Placement, PortGid,
-    Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailEnd, RailLink, RailOffer, RailPair,
-    RailPort, RailReady, RegionKey, Remark, RemarkKind, RemotePath, RootName, TransportOffer,
-    Wanted, Welcome,
+    Carried, ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, Invitation,
+    LinkLayer, Listed, ListedKind, ManifestPage, Open, Operation, Outcome, Overwrite, PathMtu,
+    Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial, RailEnd,
+    RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark, RemarkKind,
+    RemotePath, RootName, TransportOffer, Wanted, Welcome,
 };
 use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
 
@@ -49,6 +49,7 @@ golden! {
             },
         ],
         rails_only: true,
+        connect: Some(RailDial::Cm),
     });
     rail_answer: Message::RailAnswer(RailAnswer {
         attempt: 3,
@@ -58,6 +59,11 @@ golden! {
             gid: 0,
             server: RailPort { gids: vec![gid(GidKind::RoceV2)], ..port("rxe0/1") },
             end: rail_end(),
+            invitation: Some(Invitation {
+                address: gid(GidKind::RoceV2).gid,
+                port: 20471,
+                tokens: vec![RailToken([0x70; 32]), RailToken([0x71; 32])],
+            }),
         }],
         reasons: vec!["no".into()],
         may_pass: true,

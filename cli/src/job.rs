@@ -8,7 +8,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rdcp::options::{HashKind, Overwrite, RdmaMemory, TransferOptions, TransportChoice};
+use rdcp::options::{
+    HashKind, Overwrite, RdmaConnect, RdmaMemory, TransferOptions, TransportChoice,
+};
 use rdcp::remote::Remote;
 use rdcp::{Error, ErrorKind};
 
@@ -97,6 +99,7 @@ pub(crate) struct TransferJob {
     /// The way that bytes take.
     pub(crate) transport: TransportChoice,
     pub(crate) rdma_memory: RdmaMemory,
+    pub(crate) rdma_connect: RdmaConnect,
     /// How the server is trusted.
     pub(crate) connection: ConnectionArgs,
     /// What is told.
@@ -439,12 +442,14 @@ fn transfer_job(
     let streams = transfer.streams.map(usize::from);
     let transport = transfer.transport.into();
     let rdma_memory = transfer.rdma_memory.into();
+    let rdma_connect = transfer.rdma_connect.into();
     Job::Transfer(Box::new(TransferJob {
         way,
         options,
         streams,
         transport,
         rdma_memory,
+        rdma_connect,
         connection,
         output,
     }))

@@ -9,14 +9,14 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::error::{Error, ErrorKind};
-use crate::options::{RdmaOptions, TransportChoice};
+use crate::options::{RdmaConnect, RdmaOptions, TransportChoice};
 use crate::session::peer::Peer;
 use crate::session::rails::adapters::{SessionAdapters, register_for_rails, survey};
 use crate::session::rails::client::{self, ClientRules, Outcome};
 use crate::session::rails::pairing::PeerPolicy;
 use crate::session::rails::talk::RailSender;
 use crate::wire::level::LEVEL_RAILS;
-use crate::wire::message::{Carried, Welcome};
+use crate::wire::message::{Carried, RailDial, Welcome};
 use crate::workers::Workers;
 
 /// Longest wait for the first rails: the attempt's own deadlines are shorter.
@@ -89,13 +89,18 @@ pub(super) async fn begin(
         policy: PeerPolicy {
             peer: server,
             networks: options.peer_networks.clone(),
+            by_cm: false,
         },
         queue_pairs: options.queue_pairs,
         rails_only,
+        connect: match options.connect {
+            RdmaConnect::Direct => RailDial::Direct,
+            RdmaConnect::Cm => RailDial::Cm,
+        },
     };
     register_for_rails(peer, options.memory, rails_only);
     Ok(client::start(
-        SessionAdapters::new(&peer.rails, options.clone()),
+        SessionAdapters::new(&peer.rails, options.clone(), None),
         Arc::clone(peer),
         workers.clone(),
         Arc::clone(&peer.rails.book),

@@ -24,10 +24,11 @@ use super::data::{self, ConnectionKind, DATA_HANDSHAKE_DEADLINE, SessionKey};
 use super::machinery::Machinery;
 use super::peer::{Peer, Seat};
 use super::pulse::Pulse;
+use super::rails::by_cm::Reception;
 use super::rails::talk::RailSender;
 use super::{SOFTWARE, benching, operating};
 use crate::ids::{SessionId, TransferId};
-use crate::options::RdmaOptions;
+use crate::options::{RdmaConnect, RdmaOptions};
 use crate::server::ServerLimits;
 use crate::storage::Root;
 use crate::storage::error::ShownPath;
@@ -57,6 +58,8 @@ pub(crate) struct Serving {
     tls: Arc<rustls::ServerConfig>,
     limits: ServerLimits,
     rdma: RdmaOptions,
+    /// Who listens with rdma_cm, if that is wanted.
+    reception: Option<Arc<Reception>>,
     /// What was last found of rdma here, and when.
     rdma_found: tokio::sync::Mutex<Option<(Instant, TransportOffer)>>,
     handshakes: Arc<Handshakes>,
@@ -82,6 +85,8 @@ impl Serving {
             exports,
             tls,
             limits,
+            reception: (rdma.enabled && rdma.connect == RdmaConnect::Cm)
+                .then(|| Reception::new(rdma.cm_port)),
             rdma,
             rdma_found: tokio::sync::Mutex::default(),
             handshakes: Handshakes::new(limits.handshakes_max),
@@ -139,6 +144,9 @@ impl Serving {
     /// Ends all sessions now.
     pub(crate) fn end(&self) {
         self.draining.send_replace(true);
+        if let Some(reception) = &self.reception {
+            reception.close();
+        }
         let peers: Vec<_> = self
             .lock()
             .values()

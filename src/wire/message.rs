@@ -33,8 +33,9 @@ use crate::manifest::{Item, Version};
 use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use crate::wire::Fault;
 pub use crate::wire::rail::{
-    GidKind, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair, RailAnswer, RailConnect,
-    RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady,
+    GidKind, Invitation, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair,
+    RAIL_TOKEN_BYTES, RailAnswer, RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair,
+    RailPort, RailReady, RailToken,
 };
 
 /// A message with the transfer that it belongs to.

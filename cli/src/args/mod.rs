@@ -18,7 +18,8 @@ pub(crate) use examples::examples;
 use examples::long_tail;
 pub(crate) use look::VerifyArgs;
 use look::{
-    BenchArgs, CompletionsArgs, DoctorArgs, LsArgs, ManArgs, MkdirArgs, PingArgs, RmArgs, StatArgs, SumArgs,
+    BenchArgs, CompletionsArgs, DoctorArgs, LsArgs, ManArgs, MkdirArgs, PingArgs, RmArgs, StatArgs,
+    SumArgs,
 };
 pub(crate) use transfer::{CpArgs, TransferArgs, TransferOutput};
 use transfer::{PullArgs, PushArgs};

@@ -7,7 +7,9 @@ use clap::{Args, ValueHint};
 use rdcp::limits::STREAMS_MAX;
 use rdcp::units::ChunkSize;
 
-use super::values::{HashArg, OverwriteArg, RdmaConnectArg, RdmaMemoryArg, TransportArg, chunk_size, duration};
+use super::values::{
+    HashArg, OverwriteArg, RdmaConnectArg, RdmaMemoryArg, TransportArg, chunk_size, duration,
+};
 use super::{ConnectionArgs, DATA_PATH, DESTINATION, FAILURES, OUTPUT, SELECTION};
 
 /// `rdcp pull`.

@@ -41,6 +41,7 @@ pub(super) async fn transfer(
     };
     options.transport = job.transport;
     options.rdma.memory = job.rdma_memory;
+    options.rdma.connect = job.rdma_connect;
     let client = tokio::select! {
         connected = Client::connect(&host, port, options) => match connected {
             Ok(client) => client,

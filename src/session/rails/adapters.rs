@@ -3,17 +3,20 @@
 //! In: what adapters tell of their ports, the options. Out: ports as peers are told of them, with
 //! the reasons for those that can't be used; queue pairs, connected.
 
+mod half;
+
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
+use self::half::AdapterHalf;
 use super::book::Book;
-use super::fabric::{Fabric, Half, LostSender, Owner, Path, Survey};
+use super::by_cm::{self, Reception};
+use super::fabric::{Fabric, LostSender, Owner, Survey, Way};
 use super::network::{IpNetwork, address_of, is_link_local, is_unicast};
-use super::pairing::{LocalGid, LocalPort};
+use super::pairing::{LocalGid, LocalPort, Misfit};
 use super::trouble::Obstacle;
-use crate::ids::{RemoteKey, TransferId};
+use crate::ids::TransferId;
 use crate::limits::{PORT_GIDS_MAX, RAIL_PORTS_MAX};
 use crate::options::RdmaOptions;
 use crate::session::exposing::adapters::AdapterMemory;
@@ -21,13 +24,10 @@ use crate::session::exposing::rails::{MemoryPolicy, RdmaMemory};
 use crate::session::peer::Peer;
 use crate::sys::interfaces::{self, InterfaceAddress};
 use crate::transport::rdma::{
-    self, Connected, Connection, Endpoint, LinkOptions, PortFacts, ProbeRegion, RailPolicy,
-    RemotePort, SessionDomains,
+    self, Connection, Endpoint, PortFacts, ProbeRegion, RailPolicy, SessionDomains,
 };
 use crate::wire::Message;
-use crate::wire::message::{
-    GidKind, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair, RailLink, RailPort,
-};
+use crate::wire::message::{GidKind, LinkLayer, PROBE_BYTES, PathMtu, PortGid, RailLink, RailPort};
 
 /// READs that a queue pair has under way: two of them keep a fast link busy with READs of a
 /// megabyte, and more would only take memory from others.
@@ -78,15 +78,35 @@ pub(crate) fn register_for_rails(peer: &Peer, memory: RdmaMemory, rails_only: bo
 pub(crate) struct SessionAdapters {
     domains: Arc<SessionDomains>,
     options: RdmaOptions,
+    /// A server's that connects by rdma_cm.
+    reception: Option<Arc<Reception>>,
 }
 
 impl SessionAdapters {
-    pub(crate) fn new(rails: &SessionRails, options: RdmaOptions) -> Arc<Self> {
+    pub(crate) fn new(
+        rails: &SessionRails,
+        options: RdmaOptions,
+        reception: Option<Arc<Reception>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             domains: Arc::clone(&rails.domains),
             options,
+            reception,
         })
     }
+}
+
+/// What the device tells of a port now.
+pub(super) fn facts_of(port: &LocalPort) -> io::Result<PortFacts> {
+    let adapters = rdma::adapters().map_err(io::Error::other)?;
+    let is_it = |facts: &PortFacts| {
+        facts.device == port.device
+            && facts.port == port.port.number
+            && facts.guid == port.port.guid
+    };
+    let ports = adapters.ports(&RailPolicy::default());
+    let facts = ports.into_iter().find(is_it);
+    facts.ok_or_else(|| io::Error::other("the port is gone"))
 }
 
 /// Looks at all ports of this machine. Blocks.
@@ -259,116 +279,42 @@ impl Fabric for SessionAdapters {
     fn open(
         &self,
         port: &LocalPort,
+        gid: usize,
         probe: [u8; PROBE_BYTES],
         queue_pairs: usize,
+        way: Way,
     ) -> io::Result<AdapterHalf> {
-        let adapters = rdma::adapters().map_err(io::Error::other)?;
-        let is_it = |facts: &PortFacts| {
-            facts.device == port.device
-                && facts.port == port.port.number
-                && facts.guid == port.port.guid
+        let facts = facts_of(port)?;
+        let make = |_| match way {
+            Way::Direct => Endpoint::new(&self.domains, &facts, DEPTH),
+            Way::Await(_) | Way::Dial { .. } => Endpoint::for_cm(&self.domains, &facts, DEPTH),
         };
-        let facts = adapters
-            .ports(&RailPolicy::default())
-            .into_iter()
-            .find(is_it);
-        let facts = facts.ok_or_else(|| io::Error::other("the port is gone"))?;
-        let make = |_| Endpoint::new(&self.domains, &facts, DEPTH);
         let endpoints = (0..queue_pairs).map(make).collect::<io::Result<Vec<_>>>()?;
-        let numbers = endpoints.iter().map(|endpoint| QueuePair {
-            number: endpoint.number(),
-            psn: endpoint.psn(),
-        });
-        Ok(AdapterHalf {
-            queue_pairs: numbers.collect(),
-            stages: endpoints.into_iter().map(Stage::Open).collect(),
-            probe: ProbeRegion::new(&self.domains, &facts, probe)?,
-            options: self.options.clone(),
-        })
-    }
-}
-
-/// This end's half of a rail over an adapter.
-pub(crate) struct AdapterHalf {
-    /// As they were made, whatever became of them.
-    queue_pairs: Vec<QueuePair>,
-    stages: Vec<Stage>,
-    probe: ProbeRegion,
-    options: RdmaOptions,
-}
-
-enum Stage {
-    Open(Endpoint),
-    Connected(Connected),
-    /// In use, or of no use any more.
-    Gone,
-}
-
-impl Half for AdapterHalf {
-    type Connection = Connection;
-
-    fn queue_pairs(&self) -> Vec<QueuePair> {
-        self.queue_pairs.clone()
-    }
-
-    fn probe(&self) -> (u64, RemoteKey) {
-        (self.probe.address(), self.probe.key())
-    }
-
-    fn connect(&mut self, path: &Path, theirs: &[QueuePair]) -> io::Result<()> {
-        let link = LinkOptions {
-            mtu: path.agreement.mtu.bytes(),
-            gid_index: path.gid_index,
-            traffic_class: self.options.traffic_class,
-            service_level: self.options.service_level,
-            retry_cnt: self.options.retry_count,
-            timeout: self.options.timeout,
-            rnr_retry: self.options.rnr_retry,
-            min_rnr_timer: self.options.min_rnr_timer,
-            max_rd_atomic: path.agreement.reads_posted,
-            max_dest_rd_atomic: path.agreement.reads_served,
-            peer_max_msg_bytes: match path.remote_message_bytes_max {
-                0 => None,
-                max => Some(max.into()),
-            },
-        };
-        for (stage, theirs) in self.stages.iter_mut().zip(theirs) {
-            let remote = RemotePort {
-                gid: path.remote_gid,
-                lid: path.remote_lid,
-                qp_number: theirs.number,
-                psn: theirs.psn,
-            };
-            if let Stage::Open(endpoint) = std::mem::replace(stage, Stage::Gone) {
-                *stage = Stage::Connected(endpoint.connect(&remote, &link)?);
+        let probe = ProbeRegion::new(&self.domains, &facts, probe)?;
+        let mut half = AdapterHalf::new(endpoints, probe, facts, self.options.clone());
+        match way {
+            Way::Direct => {}
+            Way::Await(path) => {
+                let own = by_cm::own_address(port, &half.facts, gid, None)?;
+                let reception = self.reception.as_ref();
+                let reception = reception
+                    .ok_or_else(|| io::Error::other("nobody listens with rdma_cm here"))?;
+                half.invite(reception, own.address, &path)?;
+            }
+            Way::Dial {
+                invitation,
+                may_be_far,
+            } => {
+                let to = address_of(&invitation.address);
+                let own = by_cm::own_address(port, &half.facts, gid, Some(to))?;
+                if !own.is_near && !may_be_far {
+                    let why = format!("{to}: {}", Misfit::Elsewhere);
+                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+                }
+                half.dials = by_cm::dials(&invitation, own.address);
             }
         }
-        Ok(())
-    }
-
-    fn read_probe(
-        &mut self,
-        queue_pair: usize,
-        probe: &Probe,
-        deadline: Instant,
-    ) -> io::Result<[u8; PROBE_BYTES]> {
-        match self.stages.get_mut(queue_pair) {
-            Some(Stage::Connected(connected)) => {
-                connected.probe(probe.address, probe.key, deadline)
-            }
-            _ => Err(io::Error::other("the queue pair is not connected")),
-        }
-    }
-
-    fn take(&mut self, queue_pair: usize) -> Option<Connection> {
-        let stage = self.stages.get_mut(queue_pair)?;
-        match std::mem::replace(stage, Stage::Gone) {
-            Stage::Connected(connected) => Some(connected.into_connection()),
-            other => {
-                *stage = other;
-                None
-            }
-        }
+        Ok(half)
     }
 }
 

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::pairing::{Agreement, LocalPort};
+use super::fabric::Reached;
+use super::pairing::LocalPort;
 use crate::limits::RAILS_MAX;
 use crate::wire::message::{GidKind, RailLink, RailPort};
 
@@ -58,6 +59,8 @@ pub(crate) struct RailReport {
     pub(crate) mtu_bytes: u32,
     /// The slower port's speed in Mbit/s, 0 if not known.
     pub(crate) speed_mbps: u32,
+    /// rdma_cm has connected it.
+    pub(crate) by_cm: bool,
     /// Queue pairs in use.
     pub(crate) queue_pairs: usize,
 }
@@ -79,6 +82,9 @@ impl fmt::Display for RailReport {
             speed if speed % 1000 == 0 => write!(f, ", {} Gbit/s", speed / 1000)?,
             speed => write!(f, ", {}.{} Gbit/s", speed / 1000, speed % 1000 / 100)?,
         }
+        if self.by_cm {
+            f.write_str(", by rdma_cm")?;
+        }
         let plural = if self.queue_pairs == 1 { "" } else { "s" };
         write!(f, ", {} queue pair{plural})", self.queue_pairs)
     }
@@ -90,21 +96,22 @@ impl RailReport {
         rail: u16,
         local: &LocalPort,
         remote: &RailPort,
-        kind: GidKind,
-        agreement: &Agreement,
+        reached: &Reached,
+        by_cm: bool,
     ) -> Self {
         let speeds = [local.port.speed_mbps, remote.speed_mbps];
         Self {
             rail,
             local: local.port.label.clone(),
             remote: remote.label.clone(),
-            kind,
-            mtu_bytes: agreement.mtu.bytes(),
+            kind: reached.kind,
+            mtu_bytes: reached.mtu.bytes(),
             speed_mbps: speeds
                 .into_iter()
                 .filter(|speed| *speed > 0)
                 .min()
                 .unwrap_or(0),
+            by_cm,
             queue_pairs: 0,
         }
     }
@@ -273,6 +280,7 @@ mod tests {
             kind: GidKind::RoceV2,
             mtu_bytes: PathMtu::B1024.bytes(),
             speed_mbps: 2500,
+            by_cm: false,
             queue_pairs: 0,
         }
     }

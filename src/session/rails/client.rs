@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::book::{Book, RailKey, RailReport};
-use super::fabric::{Fabric, Half, Owner, Path, Survey};
+use super::fabric::{Fabric, Half, Owner, Path, Survey, Way};
+use super::network::{address_of, is_unicast};
 use super::pairing::{self, LocalPort, PeerPolicy};
 use super::talk::{ATTEMPT_DEADLINE, Connected, Heard, RailSender, Talk, end_of};
 use super::trouble::Obstacle;
@@ -17,7 +18,8 @@ use crate::limits::RAIL_PORTS_MAX;
 use crate::sys::random_bytes;
 use crate::wire::Message;
 use crate::wire::message::{
-    RailAnswer, RailConnect, RailEnd, RailOffer, RailPair, RailPort, RailReady,
+    GidKind, Invitation, PortGid, RailAnswer, RailConnect, RailDial, RailEnd, RailOffer, RailPair,
+    RailPort, RailReady,
 };
 use crate::workers::Workers;
 
@@ -38,6 +40,8 @@ pub(crate) struct ClientRules {
     pub(crate) queue_pairs: u8,
     /// It makes no data connections by tcp.
     pub(crate) rails_only: bool,
+    /// How it would have them connected.
+    pub(crate) connect: RailDial,
 }
 
 /// What came of the first attempt.
@@ -225,6 +229,7 @@ where
             attempt,
             ports: ports.iter().map(|local| local.port.clone()).collect(),
             rails_only: self.rules.rails_only,
+            connect: Some(self.rules.connect),
         }));
         let is_answer = |message| match message {
             Message::RailAnswer(answer) if answer.attempt == attempt => Some(answer),
@@ -239,7 +244,7 @@ where
         };
         outcome.reasons.extend(of_server(&answer.reasons));
         outcome.may_pass |= answer.may_pass;
-        let (connected, ends) = self.connect(ports, answer, &mut outcome).await;
+        let (connected, ends) = self.connect(ports, answer, deadline, &mut outcome).await;
         // Said even if there are none, so that the server does not hold its halves until they are
         // too old.
         self.talk.owner.say(Message::RailConnect(RailConnect {
@@ -301,6 +306,7 @@ where
         &self,
         ports: Vec<LocalPort>,
         answer: RailAnswer,
+        deadline: Instant,
         outcome: &mut Outcome,
     ) -> (Vec<Connected<F::Half>>, Vec<(u16, RailEnd)>) {
         let (fabric, book) = (Arc::clone(&self.talk.fabric), Arc::clone(&self.talk.book));
@@ -317,7 +323,7 @@ where
                     reasons.push("the server's answer names a rail twice".to_owned());
                     continue;
                 };
-                match connect_one(&*fabric, &book, &rules, &port, pair) {
+                match connect_one(&*fabric, &book, &rules, &port, pair, deadline) {
                     Ok((rail, end)) => {
                         ends.push((rail.rail, end));
                         connected.push(rail);
@@ -357,12 +363,14 @@ fn connect_one<F: Fabric>(
     rules: &ClientRules,
     local: &LocalPort,
     pair: RailPair,
+    deadline: Instant,
 ) -> Result<(Connected<F::Half>, RailEnd), Obstacle> {
     let RailPair {
         rail,
         gid,
         server,
         end,
+        invitation,
         ..
     } = pair;
     let gid = usize::from(gid);
@@ -379,11 +387,15 @@ fn connect_one<F: Fabric>(
         },
         gids: vec![*about],
     };
+    let policy = PeerPolicy {
+        by_cm: invitation.is_some(),
+        ..rules.policy.clone()
+    };
     let found = pairing::pair(
         std::slice::from_ref(&only),
         std::slice::from_ref(&server),
         &[],
-        &rules.policy,
+        &policy,
     );
     if found.pairs.is_empty() {
         return Err(Obstacle::for_good(found.reasons.join(", ")));
@@ -404,22 +416,26 @@ fn connect_one<F: Fabric>(
             "the server has more queue pairs than were asked for",
         ));
     }
+    let by_cm = invitation.is_some();
+    let way = way(invitation, rules, &server)?;
     let nonce = random_bytes();
     let mut half = fabric
-        .open(local, nonce, queue_pairs)
+        .open(local, gid, nonce, queue_pairs, way)
         .map_err(|error| Obstacle::of("making queue pairs", &error))?;
     let agreement = pairing::agree(&local.port, &server);
     let path = Path {
+        kind: kind.kind,
         gid_index: about.index,
         remote_gid: server.gids.first().map_or([0; 16], |gid| gid.gid),
         remote_lid: server.lid,
         remote_message_bytes_max: server.message_bytes_max,
         agreement,
     };
-    half.connect(&path, &end.queue_pairs)
+    let reached = half
+        .connect(&path, &end.queue_pairs, deadline)
         .map_err(|error| Obstacle::of(&format!("connecting to {}", server.label), &error))?;
     let told = end_of(&half, &nonce);
-    let report = RailReport::new(rail, local, &server, kind.kind, &agreement);
+    let report = RailReport::new(rail, local, &server, &reached, by_cm);
     let connected = Connected {
         rail,
         half,
@@ -430,4 +446,35 @@ fn connect_one<F: Fabric>(
         report,
     };
     Ok((connected, told))
+}
+
+/// How a half is connected. An invitation has to be to the server's port that was paired: to a GID's
+/// address where that is one, else to what may be the server's.
+fn way(
+    invitation: Option<Invitation>,
+    rules: &ClientRules,
+    server: &RailPort,
+) -> Result<Way, Obstacle> {
+    let Some(invitation) = invitation else {
+        return match rules.connect {
+            RailDial::Direct => Ok(Way::Direct),
+            RailDial::Cm => Err(Obstacle::for_good(
+                "the server did not invite to rdma_cm, which is asked for",
+            )),
+        };
+    };
+    let address = address_of(&invitation.address);
+    let is_the_ports = |gid: &PortGid| match gid.kind {
+        GidKind::InfiniBand => is_unicast(address),
+        GidKind::RoceV1 | GidKind::RoceV2 => address_of(&gid.gid) == address,
+    };
+    if !server.gids.iter().all(is_the_ports) {
+        return Err(Obstacle::for_good(format!(
+            "the server invites to {address}, which is not its port's"
+        )));
+    }
+    Ok(Way::Dial {
+        may_be_far: rules.policy.allows(address),
+        invitation,
+    })
 }

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use super::pairing::{Agreement, LocalPort};
 use crate::ids::RemoteKey;
 use crate::wire::Message;
-use crate::wire::message::{PROBE_BYTES, Probe, QueuePair, RailLink};
+use crate::wire::message::{GidKind, Invitation, PROBE_BYTES, PathMtu, Probe, QueuePair, RailLink};
 
 /// The ports of this host, and why some can't be used.
 #[derive(Clone, Debug, Default)]
@@ -32,18 +32,38 @@ pub(crate) trait Fabric: Send + Sync + 'static {
     /// Looks at all ports afresh.
     fn survey(&self) -> Survey;
 
-    /// Makes queue pairs on a port, and memory that holds `probe` for the peer to READ.
+    /// Makes queue pairs on a port, to be connected from its GID with this index among `port`'s, and
+    /// memory that holds `probe` for the peer to READ.
     fn open(
         &self,
         port: &LocalPort,
+        gid: usize,
         probe: [u8; PROBE_BYTES],
         queue_pairs: usize,
+        way: Way,
     ) -> io::Result<Self::Half>;
+}
+
+/// How the queue pairs of a half are connected.
+#[derive(Clone, Debug)]
+pub(crate) enum Way {
+    /// By their numbers.
+    Direct,
+    /// By rdma_cm: the other end gets an invitation and dials.
+    Await(Path),
+    /// By rdma_cm: this end dials.
+    Dial {
+        invitation: Invitation,
+        /// It may lead beyond the networks of this end's port.
+        may_be_far: bool,
+    },
 }
 
 /// How the queue pairs of one rail are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
+    /// How packets travel, as far as both ends' words tell.
+    pub(crate) kind: GidKind,
     /// This end's GID, by its index in the port's table.
     pub(crate) gid_index: u8,
     /// The other end's.
@@ -56,6 +76,13 @@ pub(crate) struct Path {
     pub(crate) agreement: Agreement,
 }
 
+/// How packets of a connected half travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reached {
+    pub(crate) kind: GidKind,
+    pub(crate) mtu: PathMtu,
+}
+
 /// This end's half of a rail in the making. Its calls block, and so does dropping it.
 pub(crate) trait Half: Send + 'static {
     type Connection: Send + 'static;
@@ -66,8 +93,17 @@ pub(crate) trait Half: Send + 'static {
     /// Where the peer finds the probe.
     fn probe(&self) -> (u64, RemoteKey);
 
-    /// Connects its queue pairs with the peer's, in order.
-    fn connect(&mut self, path: &Path, theirs: &[QueuePair]) -> io::Result<()>;
+    /// Where the peer is to dial, if it is to.
+    fn invitation(&self) -> Option<Invitation>;
+
+    /// Connects its queue pairs with the peer's, in order. One that is dialled by the peer has to be
+    /// connected already.
+    fn connect(
+        &mut self,
+        path: &Path,
+        theirs: &[QueuePair],
+        deadline: Instant,
+    ) -> io::Result<Reached>;
 
     /// READs the peer's probe over one queue pair.
     fn read_probe(

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::book::{Book, RailKey, RailReport};
-use super::fabric::{Fabric, Half, Owner, Path};
+use super::fabric::{Fabric, Half, Owner, Path, Way};
 use super::pairing::{self, LocalPort, PeerPolicy};
 use super::talk::{ATTEMPT_DEADLINE, Connected, Heard, RailSender, Talk, end_of};
 use super::trouble::Obstacle;
@@ -16,14 +16,15 @@ use crate::limits::{RAIL_PORTS_MAX, RAILS_MAX};
 use crate::sys::random_bytes;
 use crate::wire::Message;
 use crate::wire::message::{
-    PROBE_BYTES, RailAnswer, RailConnect, RailEnd, RailOffer, RailPair, RailPort, RailReady,
+    PROBE_BYTES, RailAnswer, RailConnect, RailDial, RailEnd, RailOffer, RailPair, RailPort,
+    RailReady,
 };
 use crate::workers::Workers;
 
 /// What a server keeps to.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerRules {
-    /// Whose addresses it connects to.
+    /// Whose addresses it connects to. By rdma_cm: it listens, and connects no queue pair otherwise.
     pub(crate) policy: PeerPolicy,
     /// Queue pairs per rail at most.
     pub(crate) queue_pairs_max: u8,
@@ -64,7 +65,9 @@ struct Told<H> {
     nonce: [u8; PROBE_BYTES],
     path: Path,
     key: RailKey,
-    report: RailReport,
+    local: LocalPort,
+    remote: RailPort,
+    by_cm: bool,
 }
 
 /// A rail and its place in the answer.
@@ -115,7 +118,7 @@ where
                 reasons: vec![reason],
                 ..Prepared::nothing()
             },
-            None => prepare(&*fabric, &book, &rules, &offer.ports),
+            None => prepare(&*fabric, &book, &rules, &offer),
         });
         let prepared = preparing.await.unwrap_or_else(|error| Prepared {
             reasons: vec![format!("making queue pairs broke: {error}")],
@@ -150,7 +153,7 @@ where
         let connecting = self
             .talk
             .workers
-            .run(move || connect_all(told, connect.rails));
+            .run(move || connect_all(told, connect.rails, deadline));
         let (connected, reasons) = connecting.await.unwrap_or_else(|error| {
             let reason = format!("connecting queue pairs broke: {error}");
             (Vec::new(), vec![reason])
@@ -212,8 +215,15 @@ fn prepare<F: Fabric>(
     fabric: &F,
     book: &Mutex<Book>,
     rules: &ServerRules,
-    offered: &[RailPort],
+    offer: &RailOffer,
 ) -> Prepared<F::Half> {
+    if let Some(reason) = disagreement(offer.connect, rules.policy.by_cm) {
+        return Prepared {
+            reasons: vec![reason.to_owned()],
+            ..Prepared::nothing()
+        };
+    }
+    let offered = offer.ports.as_slice();
     let survey = fabric.survey();
     let (mut reasons, mut may_pass) = (survey.reasons, survey.may_pass);
     let pairing = {
@@ -262,6 +272,21 @@ fn prepare<F: Fabric>(
     }
 }
 
+/// Why queue pairs can't be connected as both ends want it, if they can't.
+fn disagreement(wanted: Option<RailDial>, by_cm: bool) -> Option<&'static str> {
+    match (wanted, by_cm) {
+        (Some(RailDial::Cm), false) => Some(
+            "the server does not listen with rdma_cm, which is asked for: connect = \"cm\" in [rdma] \
+             of its configuration makes it listen",
+        ),
+        (None, true) => Some(
+            "the server connects queue pairs by rdma_cm only, which the client's release does not \
+             know",
+        ),
+        _ => None,
+    }
+}
+
 fn make<F: Fabric>(
     fabric: &F,
     book: &Mutex<Book>,
@@ -292,11 +317,23 @@ fn make<F: Fabric>(
         ));
     }
     let nonce = random_bytes();
-    let half = fabric
-        .open(local, nonce, queue_pairs)
-        .map_err(|error| Obstacle::of("making queue pairs", &error))?;
-    let agreement = pairing::agree(&local.port, remote);
     let gid = local.port.gids[local_gid];
+    let path = Path {
+        kind: gid.kind,
+        gid_index: local.gids[local_gid].index,
+        remote_gid: remote.gids[pair.remote_gid].gid,
+        remote_lid: remote.lid,
+        remote_message_bytes_max: remote.message_bytes_max,
+        agreement: pairing::agree(&local.port, remote),
+    };
+    let way = if rules.policy.by_cm {
+        Way::Await(path)
+    } else {
+        Way::Direct
+    };
+    let half = fabric
+        .open(local, local_gid, nonce, queue_pairs, way)
+        .map_err(|error| Obstacle::of("making queue pairs", &error))?;
     let pair = RailPair {
         rail,
         port: u8::try_from(pair.remote).unwrap_or(u8::MAX),
@@ -306,22 +343,17 @@ fn make<F: Fabric>(
             ..local.port.clone()
         },
         end: end_of(&half, &nonce),
+        invitation: half.invitation(),
     };
-    let path = Path {
-        gid_index: local.gids[local_gid].index,
-        remote_gid: remote.gids[usize::from(pair.gid)].gid,
-        remote_lid: remote.lid,
-        remote_message_bytes_max: remote.message_bytes_max,
-        agreement,
-    };
-    let report = RailReport::new(rail, local, remote, gid.kind, &agreement);
     let told = Told {
         rail,
         half,
         nonce,
         path,
         key,
-        report,
+        local: local.clone(),
+        remote: remote.clone(),
+        by_cm: rules.policy.by_cm,
     };
     Ok(Made { told, pair })
 }
@@ -330,6 +362,7 @@ fn make<F: Fabric>(
 fn connect_all<H: Half>(
     told: Vec<Told<H>>,
     mut theirs: Vec<(u16, RailEnd)>,
+    deadline: Instant,
 ) -> (Vec<Connected<H>>, Vec<String>) {
     let mut connected = Vec::new();
     let mut reasons = Vec::new();
@@ -341,22 +374,22 @@ fn connect_all<H: Half>(
         let queue_pairs = told.half.queue_pairs().len();
         let result = if end.queue_pairs.len() == queue_pairs {
             told.half
-                .connect(&told.path, &end.queue_pairs)
+                .connect(&told.path, &end.queue_pairs, deadline)
                 .map_err(|error| error.to_string())
         } else {
             Err("the ends have different numbers of queue pairs".to_owned())
         };
         match result {
-            Ok(()) => connected.push(Connected {
+            Ok(reached) => connected.push(Connected {
                 rail: told.rail,
                 half: told.half,
                 queue_pairs,
                 nonce: told.nonce,
                 probe: end.probe,
                 key: told.key,
-                report: told.report,
+                report: RailReport::new(told.rail, &told.local, &told.remote, &reached, told.by_cm),
             }),
-            Err(reason) => reasons.push(format!("{}: {reason}", told.report.local)),
+            Err(reason) => reasons.push(format!("{}: {reason}", told.local.port.label)),
         }
     }
     (connected, reasons)

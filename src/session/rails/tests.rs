@@ -1,5 +1,7 @@
 //! The conversation over adapters of memory: both drivers as they are, joined by their messages.
 
+mod by_cm;
+
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
@@ -12,15 +14,15 @@ use tokio::sync::mpsc;
 
 use super::book::Book;
 use super::client::{self, ClientRules, Outcome};
-use super::fabric::{Fabric, Half, Lost, LostSender, Owner, Path, Survey};
+use super::fabric::{Fabric, Half, Lost, LostSender, Owner, Path, Reached, Survey, Way};
 use super::pairing::{LocalGid, LocalPort, PeerPolicy};
 use super::server::{self, ServerRules};
 use super::talk::{RailSender, digest};
 use crate::ids::RemoteKey;
 use crate::wire::Message;
 use crate::wire::message::{
-    GidKind, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair, RailAnswer, RailConnect,
-    RailEnd, RailLink, RailOffer, RailPort,
+    GidKind, Invitation, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair, RailAnswer,
+    RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailToken,
 };
 use crate::workers::Workers;
 
@@ -36,6 +38,8 @@ struct World {
     next: AtomicU32,
     /// Devices over which READs bring other bytes.
     damaged: Mutex<Vec<String>>,
+    /// Tokens that are expected, by the number of their queue pair, and whether they were dialled.
+    expected: Mutex<HashMap<[u8; 32], (u32, bool)>>,
 }
 
 struct Adapters {
@@ -53,6 +57,8 @@ struct OpenHalf {
     address: u64,
     queue_pairs: Vec<QueuePair>,
     connected: Vec<Option<Wire>>,
+    invitation: Option<Invitation>,
+    dials: Option<Vec<RailToken>>,
 }
 
 /// One connected queue pair.
@@ -81,7 +87,14 @@ impl Fabric for Adapters {
         }
     }
 
-    fn open(&self, port: &LocalPort, probe: [u8; 32], queue_pairs: usize) -> io::Result<OpenHalf> {
+    fn open(
+        &self,
+        port: &LocalPort,
+        gid: usize,
+        probe: [u8; 32],
+        queue_pairs: usize,
+        way: Way,
+    ) -> io::Result<OpenHalf> {
         if let Some(kind) = *self.refuses.lock().unwrap() {
             return Err(kind.into());
         }
@@ -98,12 +111,32 @@ impl Fabric for Adapters {
             };
             (pair, Some(Wire(Arc::clone(&world))))
         });
-        let (queue_pairs, connected) = made.unzip();
+        let (queue_pairs, connected): (Vec<QueuePair>, _) = made.unzip();
+        let (mut invitation, mut dials) = (None, None);
+        match way {
+            Way::Direct => {}
+            Way::Await(_) => {
+                let expect = |pair: &QueuePair| {
+                    let token = crate::sys::random_bytes();
+                    let mut expected = world.expected.lock().unwrap();
+                    expected.insert(token, (pair.number, false));
+                    RailToken(token)
+                };
+                invitation = Some(Invitation {
+                    address: port.port.gids[gid].gid,
+                    port: 20471,
+                    tokens: queue_pairs.iter().map(expect).collect(),
+                });
+            }
+            Way::Dial { invitation, .. } => dials = Some(invitation.tokens),
+        }
         Ok(OpenHalf {
             device: port.device.clone(),
             address,
             queue_pairs,
             connected,
+            invitation,
+            dials,
             world,
         })
     }
@@ -120,10 +153,30 @@ impl Half for OpenHalf {
         (self.address, RemoteKey(self.address))
     }
 
-    fn connect(&mut self, path: &Path, theirs: &[QueuePair]) -> io::Result<()> {
+    fn invitation(&self) -> Option<Invitation> {
+        self.invitation.clone()
+    }
+
+    fn connect(&mut self, path: &Path, theirs: &[QueuePair], _: Instant) -> io::Result<Reached> {
         assert_eq!(theirs.len(), self.queue_pairs.len());
         assert_eq!(path.agreement.mtu, PathMtu::B1024);
-        Ok(())
+        let mut expected = self.world.expected.lock().unwrap();
+        for (token, theirs) in self.dials.iter().flatten().zip(theirs) {
+            let known = expected.get_mut(&token.0);
+            let (number, dialled) = known.ok_or_else(|| io::Error::other("refused"))?;
+            if *number != theirs.number || std::mem::replace(dialled, true) {
+                return Err(io::Error::other("not for this queue pair"));
+            }
+        }
+        for token in self.invitation.iter().flat_map(|told| &told.tokens) {
+            if !expected[&token.0].1 {
+                return Err(io::Error::other("nobody has dialled"));
+            }
+        }
+        Ok(Reached {
+            kind: path.kind,
+            mtu: path.agreement.mtu,
+        })
     }
 
     fn read_probe(&mut self, _: usize, probe: &Probe, _: Instant) -> io::Result<[u8; 32]> {
@@ -276,6 +329,7 @@ fn policy() -> PeerPolicy {
     PeerPolicy {
         peer: "192.0.2.1".parse().unwrap(),
         networks: Vec::new(),
+        by_cm: false,
     }
 }
 
@@ -291,13 +345,26 @@ struct Joined {
 async fn join(world: Arc<World>, of_client: &[LocalPort], of_server: &[LocalPort]) -> Joined {
     let of_client = adapters(&world, of_client);
     let of_server = adapters(&world, of_server);
-    join_adapters(world, of_client, of_server).await
+    join_adapters(world, of_client, of_server, (RailDial::Direct, false)).await
+}
+
+/// `ways`: what the client wants, and whether the server connects by rdma_cm.
+async fn join_by(
+    world: Arc<World>,
+    of_client: &[LocalPort],
+    of_server: &[LocalPort],
+    ways: (RailDial, bool),
+) -> Joined {
+    let of_client = adapters(&world, of_client);
+    let of_server = adapters(&world, of_server);
+    join_adapters(world, of_client, of_server, ways).await
 }
 
 async fn join_adapters(
     world: Arc<World>,
     of_client: Arc<Adapters>,
     of_server: Arc<Adapters>,
+    ways: (RailDial, bool),
 ) -> Joined {
     let (client, _) = End::new();
     let (server, _) = End::new();
@@ -309,7 +376,10 @@ async fn join_adapters(
         workers.clone(),
         Arc::default(),
         ServerRules {
-            policy: policy(),
+            policy: PeerPolicy {
+                by_cm: ways.1,
+                ..policy()
+            },
             queue_pairs_max: 2,
         },
     );
@@ -323,6 +393,7 @@ async fn join_adapters(
             policy: policy(),
             queue_pairs: 2,
             rails_only: false,
+            connect: ways.0,
         },
         |client_sender| server.to.set(client_sender).unwrap(),
     );
@@ -413,6 +484,7 @@ async fn ports_that_come_up_later_become_rails() {
             Arc::clone(&world),
             Arc::clone(&of_client),
             Arc::clone(&of_server),
+            (RailDial::Direct, false),
         )
         .await;
         assert_eq!((joined.outcome.up, joined.outcome.may_pass), (0, true));
@@ -439,6 +511,7 @@ async fn what_waiting_does_not_mend_is_told_apart() {
                 Arc::clone(&world),
                 Arc::clone(&of_client),
                 Arc::clone(&of_server),
+                (RailDial::Direct, false),
             )
             .await;
             let Outcome { up, reasons, .. } = &joined.outcome;
@@ -497,6 +570,10 @@ struct ByHand {
 
 impl ByHand {
     fn new() -> Self {
+        Self::of_server(false)
+    }
+
+    fn of_server(by_cm: bool) -> Self {
         let world = Arc::<World>::default();
         let (server, said) = End::new();
         let to = server::start(
@@ -505,7 +582,7 @@ impl ByHand {
             workers(),
             Arc::default(),
             ServerRules {
-                policy: policy(),
+                policy: PeerPolicy { by_cm, ..policy() },
                 queue_pairs_max: 2,
             },
         );
@@ -525,6 +602,10 @@ impl ByHand {
     }
 
     fn offer(&self, attempt: u32) {
+        self.offer_to_be(attempt, Some(RailDial::Direct));
+    }
+
+    fn offer_to_be(&self, attempt: u32, connect: Option<RailDial>) {
         let ports = vec![RailPort {
             queue_pairs: 8,
             ..port("c0", "10.0.0.1").port
@@ -534,6 +615,7 @@ impl ByHand {
                 attempt,
                 ports,
                 rails_only: false,
+                connect,
             }))
             .unwrap();
     }

@@ -42,8 +42,14 @@ impl Serving {
         {
             return offer.clone();
         }
-        let options = self.rdma.clone();
-        let looking = self.machinery.workers.run(move || survey(&options));
+        let (options, reception) = (self.rdma.clone(), self.reception.clone());
+        let looking = self.machinery.workers.run(move || {
+            let mut survey = survey(&options);
+            if let Some(reception) = reception {
+                reception.listen_on(&mut survey);
+            }
+            survey
+        });
         let survey = looking.await.unwrap_or_default();
         let ports: Vec<_> = survey
             .ports
@@ -54,7 +60,9 @@ impl Serving {
         let offer = TransportOffer {
             name: "rdma".to_owned(),
             available,
-            reason: if available {
+            reason: if available && self.reception.is_some() {
+                format!("{}, by rdma_cm", ports.join(", "))
+            } else if available {
                 ports.join(", ")
             } else {
                 survey.reasons.join("; ")
@@ -73,11 +81,12 @@ impl Serving {
             policy: PeerPolicy {
                 peer: client,
                 networks: self.rdma.peer_networks.clone(),
+                by_cm: self.reception.is_some(),
             },
             queue_pairs_max: self.rdma.queue_pairs,
         };
         server::start(
-            SessionAdapters::new(&peer.rails, self.rdma.clone()),
+            SessionAdapters::new(&peer.rails, self.rdma.clone(), self.reception.clone()),
             Arc::clone(peer),
             self.machinery.workers.clone(),
             Arc::clone(&peer.rails.book),

@@ -4,6 +4,7 @@
 //! ```text
 //!  adapter   the machine's devices; `watch` hears what they say, `facts` are what ports tell
 //!  domain    what a session has of each device     region   memory that the peer may READ
+//!  cm        connecting by the kernel's connection manager, where that is wanted
 //!  endpoint  a queue pair before it is in use      connection   one in use, given turns by a lane
 //! ```
 //!
@@ -13,6 +14,7 @@
 
 mod adapter;
 mod alarm;
+pub mod cm;
 mod connection;
 mod domain;
 mod endpoint;
@@ -26,7 +28,7 @@ use std::io;
 pub use adapter::{Adapters, adapters, has_devices};
 pub use connection::Connection;
 pub use domain::SessionDomains;
-pub use endpoint::{Connected, Endpoint, LinkOptions, PROBE_BYTES, ProbeRegion, RemotePort};
+pub use endpoint::{Connected, Endpoint, LinkOptions, PROBE_BYTES, ProbeRegion, RemotePort, Way};
 pub use facts::{GidFacts, GidKind, LinkLayer, PortFacts, RailPolicy};
 pub use region::{FileAccess, FileWindow, RegionAddress, Trial};
 

@@ -20,9 +20,9 @@ use rdcp::{Error, ErrorKind, Location};
 use serde::Serialize;
 
 use lines::{
-    AboutBody, ByTransport, CheckBody, DiagnosisFields, DifferenceBody, DigestBody, EntryBody, EntryMore,
-    ErrorBody, FaultFields, FiguresBody, Line, MeasuredBody, OfferBody, PathFields, PingBody, PlaceFields, ProgressBody,
-    StartBody, SummaryBody, Totals, file_body, message,
+    AboutBody, ByTransport, CheckBody, DiagnosisFields, DifferenceBody, DigestBody, EntryBody,
+    EntryMore, ErrorBody, FaultFields, FiguresBody, Line, MeasuredBody, OfferBody, PathFields,
+    PingBody, PlaceFields, ProgressBody, StartBody, SummaryBody, Totals, file_body, message,
 };
 
 use super::listing::{kind_name, timestamp};
