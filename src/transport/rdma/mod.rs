@@ -4,6 +4,7 @@
 //! ```text
 //!  adapter   the machine's devices; `watch` hears what they say, `facts` are what ports tell
 //!  domain    what a session has of each device     region   memory that the peer may READ
+//!  pace      how long READs over a port may be
 //!  endpoint  a queue pair before it is in use      connection   one in use, given turns by a lane
 //! ```
 //!
@@ -17,6 +18,7 @@ mod connection;
 mod domain;
 mod endpoint;
 mod facts;
+mod pace;
 mod queue;
 mod region;
 mod watch;
