@@ -8,9 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rdcp::options::{
-    HashKind, Overwrite, RdmaConnect, RdmaMemory, TransferOptions, TransportChoice,
-};
+use rdcp::options::{HashKind, Overwrite, RdmaOptions, TransferOptions, TransportChoice};
 use rdcp::remote::Remote;
 use rdcp::{Error, ErrorKind};
 
@@ -98,8 +96,7 @@ pub(crate) struct TransferJob {
     pub(crate) streams: Option<usize>,
     /// The way that bytes take.
     pub(crate) transport: TransportChoice,
-    pub(crate) rdma_memory: RdmaMemory,
-    pub(crate) rdma_connect: RdmaConnect,
+    pub(crate) rdma: RdmaOptions,
     /// How the server is trusted.
     pub(crate) connection: ConnectionArgs,
     /// What is told.
@@ -441,18 +438,29 @@ fn transfer_job(
     options.stall_timeout = transfer.timeout.unwrap_or(options.stall_timeout);
     let streams = transfer.streams.map(usize::from);
     let transport = transfer.transport.into();
-    let rdma_memory = transfer.rdma_memory.into();
-    let rdma_connect = transfer.rdma_connect.into();
+    let rdma = rdma(transfer);
     Job::Transfer(Box::new(TransferJob {
         way,
         options,
         streams,
         transport,
-        rdma_memory,
-        rdma_connect,
+        rdma,
         connection,
         output,
     }))
+}
+
+/// What is not said stays as the library has it.
+fn rdma(transfer: &TransferArgs) -> RdmaOptions {
+    let mut rdma = RdmaOptions::default();
+    rdma.memory = transfer.rdma_memory.into();
+    rdma.connect = transfer.rdma_connect.into();
+    rdma.devices.clone_from(&transfer.rdma_device);
+    rdma.gid_index = transfer.rdma_gid_index;
+    rdma.traffic_class = transfer.rdma_traffic_class.unwrap_or(rdma.traffic_class);
+    rdma.service_level = transfer.rdma_service_level.unwrap_or(rdma.service_level);
+    rdma.queue_pairs = transfer.rdma_queue_pairs.unwrap_or(rdma.queue_pairs);
+    rdma
 }
 
 fn verify(args: VerifyArgs) -> Result<Job, Error> {
@@ -637,7 +645,9 @@ mod tests {
     fn options_reach_the_transfer() {
         let Job::Transfer(job) = job(
             "push -rp -u --mkpath --no-fsync --hash sha256 --transport tcp --chunk 4M \
-             --streams 3 --fail-early --timeout 5m --accept-new --known-hosts k a h:/e",
+             --streams 3 --fail-early --timeout 5m --accept-new --known-hosts k \
+             --rdma-device mlx5_0:1,eth1 --rdma-device mlx5_2 --rdma-gid-index 3 \
+             --rdma-traffic-class 104 --rdma-service-level 5 --rdma-queue-pairs 4 a h:/e",
         )
         .unwrap() else {
             panic!("no transfer");
@@ -651,6 +661,9 @@ mod tests {
         assert_eq!(options.chunk.bytes(), 4 << 20);
         assert_eq!(options.stall_timeout, Duration::from_secs(300));
         assert_eq!(job.streams, Some(3));
+        assert_eq!(job.rdma.devices, ["mlx5_0:1", "eth1", "mlx5_2"]);
+        assert_eq!((job.rdma.gid_index, job.rdma.traffic_class), (Some(3), 104));
+        assert_eq!((job.rdma.service_level, job.rdma.queue_pairs), (5, 4));
         assert!(job.connection.accept_new);
         assert_eq!(job.connection.known_hosts.as_deref(), Some("k".as_ref()));
     }

@@ -171,7 +171,10 @@ impl Driver {
                 // Only then, so that a slot wakes nobody who has no use for it.
                 () = memory_returned, if self.exposing.is_waiting() => {}
                 _ = looks.tick() => {
-                    for failed in self.exposing.end_leases(Instant::now()) {
+                    let now = Instant::now();
+                    let mut failed = self.exposing.end_leases(now);
+                    failed.extend(self.exposing.end_waits(now));
+                    for failed in failed {
                         self.engine.handle(failed);
                     }
                 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 
 use crate::memory::Slot;
+use crate::session::counters::counters;
 use crate::session::rails::trouble;
 use crate::units::ByteRange;
 use crate::wire::message::RegionKey;
@@ -149,6 +150,7 @@ impl Refusals {
     pub(super) fn note(&self, error: &io::Error) {
         static LOGGED: LazyLock<Mutex<HashSet<io::ErrorKind>>> = LazyLock::new(Mutex::default);
         let text = refusal(error).text;
+        counters().refusals.count();
         let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.insert(error.kind()) {
             tracing::warn!("{text}; it goes over tcp, and so does all that meets this later");

@@ -15,6 +15,7 @@ use super::pairing::{self, LocalPort, PeerPolicy};
 use super::talk::{ATTEMPT_DEADLINE, Connected, Heard, RailSender, Talk, end_of};
 use super::trouble::Obstacle;
 use crate::limits::RAIL_PORTS_MAX;
+use crate::session::counters::counters;
 use crate::sys::random_bytes;
 use crate::wire::Message;
 use crate::wire::message::{
@@ -187,6 +188,9 @@ where
     async fn attempt(&mut self) -> Result<Outcome, Over> {
         let outcome = self.try_once().await?;
         self.talk.book().set_reasons(outcome.reasons.clone());
+        if outcome.up == 0 {
+            counters().attempts_failed.count();
+        }
         Ok(outcome)
     }
 

@@ -13,6 +13,7 @@ use super::pairing::{self, LocalPort, PeerPolicy};
 use super::talk::{ATTEMPT_DEADLINE, Connected, Heard, RailSender, Talk, end_of};
 use super::trouble::Obstacle;
 use crate::limits::{RAIL_PORTS_MAX, RAILS_MAX};
+use crate::session::counters::counters;
 use crate::sys::random_bytes;
 use crate::wire::Message;
 use crate::wire::message::{
@@ -141,6 +142,7 @@ where
             may_pass,
         }));
         if told.is_empty() {
+            counters().attempts_failed.count();
             return None;
         }
         let connect = match self.connection(attempt, deadline).await {

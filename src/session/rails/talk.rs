@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use super::book::{Book, RailKey, RailReport};
 use super::fabric::{Fabric, Half, Lost, LostSender, Owner};
 use crate::limits::{RAIL_QUEUE_PAIRS_MAX, RAILS_MAX};
+use crate::session::counters::counters;
 use crate::wire::message::{PROBE_BYTES, Probe, RailEnd, RailLink};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
@@ -214,10 +215,19 @@ where
 
     /// It is not in use any more; `false` if it was not before.
     fn take_down(&mut self, link: RailLink, reason: &str) -> bool {
-        self.losses += 1;
-        let mut book = self.book();
-        book.add_reason(reason);
-        book.down(link)
+        let was_up = {
+            let mut book = self.book();
+            let was_up = book.down(link);
+            if was_up {
+                book.add_reason(reason);
+            }
+            was_up
+        };
+        if was_up {
+            self.losses += 1;
+            counters().queue_pairs_lost.count();
+        }
+        was_up
     }
 
     /// Drops what may block.
@@ -434,6 +444,7 @@ where
                     .attach(link, connection, self.lost_sender.clone())
                 {
                     proved.up += 1;
+                    counters().queue_pairs_up.count();
                 } else {
                     self.book().down(link);
                 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::alarm::Alarm;
 use super::facts::{self, PortFacts, RailPolicy};
+use super::pace::Pace;
 use super::region::Trials;
 use super::watch::{self, Bell};
 use crate::sys::verbs::{self, AsyncEvent, Context, Device, Events, Transport};
@@ -34,6 +35,8 @@ pub(super) struct Adapter {
     is_iwarp: bool,
     /// The folder that the kernel takes away first when the device goes.
     node: Option<PathBuf>,
+    /// By port.
+    paces: Mutex<HashMap<u8, Arc<Pace>>>,
     /// By number of their queue pair.
     connections: Mutex<HashMap<u32, Watched>>,
     gone: AtomicBool,
@@ -43,6 +46,15 @@ struct Watched {
     port: u8,
     alarm: Alarm,
 }
+
+/// Counts of packets that were sent again, by whichever driver has them: mlx5 the first three, rxe the
+/// last.
+const RETRY_COUNTERS: [&str; 4] = [
+    "local_ack_timeout_err",
+    "packet_seq_err",
+    "implied_nak_seq_err",
+    "completer_retry_err",
+];
 
 /// The process's devices; the text says why there are none.
 pub fn adapters() -> Result<Arc<Adapters>, String> {
@@ -211,6 +223,7 @@ impl Adapter {
             guid: device.guid(),
             is_iwarp,
             node: node(device.name()),
+            paces: Mutex::default(),
             connections: Mutex::default(),
             gone: AtomicBool::new(false),
         }))
@@ -253,6 +266,28 @@ impl Adapter {
         self.node
             .as_ref()
             .is_some_and(|node| !is_of(node, self.context.name()))
+    }
+
+    /// How long READs over this port may be.
+    pub(super) fn pace(&self, port: u8) -> Arc<Pace> {
+        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(paces.entry(port).or_default())
+    }
+
+    /// Looks at how many packets were sent again on the ports that have connections.
+    pub(super) fn look_at_retries(&self) {
+        let mut ports: Vec<u8> = self
+            .connections()
+            .values()
+            .map(|watched| watched.port)
+            .collect();
+        ports.sort_unstable();
+        ports.dedup();
+        for port in ports {
+            if let Some(retries) = retries(self.context.name(), port) {
+                self.pace(port).look(retries);
+            }
+        }
     }
 
     /// Has `alarm` ring when the device says something against this queue pair or port.
@@ -348,6 +383,16 @@ fn node(device: &str) -> Option<PathBuf> {
         .filter_map(Result::ok)
         .map(|entry| entry.path())
         .find(|folder| is_of(folder, device))
+}
+
+/// Packets that this port sent again so far; nothing if its driver does not count them.
+fn retries(device: &str, port: u8) -> Option<u64> {
+    let folder = format!("/sys/class/infiniband/{device}/ports/{port}/hw_counters");
+    let counts = RETRY_COUNTERS.iter().filter_map(|name| {
+        let text = fs::read_to_string(format!("{folder}/{name}")).ok()?;
+        text.trim().parse::<u64>().ok()
+    });
+    counts.reduce(u64::saturating_add)
 }
 
 fn is_of(node: &std::path::Path, device: &str) -> bool {

@@ -17,6 +17,7 @@ use super::cm::Line;
 use super::connection::Connection;
 use super::domain::{Domain, SessionDomains};
 use super::facts::{LinkLayer, PortFacts};
+use super::pace::Pace;
 use super::words;
 use crate::ids::RemoteKey;
 use crate::lane::LANDING_SLOT_BYTES;
@@ -119,6 +120,7 @@ struct Watched {
     domain: Arc<Domain>,
     queue_pair: u32,
     alarm: Alarm,
+    pace: Arc<Pace>,
 }
 
 /// Bytes in memory of their own that the peer may READ, to be told to it some other way as well.
@@ -328,6 +330,10 @@ impl Wire {
         &self.watched.alarm
     }
 
+    pub(super) fn pace(&self) -> &Pace {
+        &self.watched.pace
+    }
+
     pub(super) fn notices(&self) -> BorrowedFd<'_> {
         self.notices.as_fd()
     }
@@ -412,6 +418,7 @@ impl Watched {
             domain: Arc::clone(domain),
             queue_pair,
             alarm,
+            pace: domain.adapter.pace(port),
         }
     }
 }

@@ -5,6 +5,7 @@
 //!  adapter   the machine's devices; `watch` hears what they say, `facts` are what ports tell
 //!  domain    what a session has of each device     region   memory that the peer may READ
 //!  cm        connecting by the kernel's connection manager, where that is wanted
+//!  pace      how long READs over a port may be
 //!  endpoint  a queue pair before it is in use      connection   one in use, given turns by a lane
 //! ```
 //!
@@ -19,6 +20,7 @@ mod connection;
 mod domain;
 mod endpoint;
 mod facts;
+mod pace;
 mod queue;
 mod region;
 mod watch;

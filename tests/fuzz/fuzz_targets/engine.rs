@@ -16,8 +16,8 @@ use rdcp::limits::PACK_BYTES_MAX;
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
 use rdcp::wire::message::{
-    Carried,
-    ChunkDigest, Grant, GrantPart, HashKind, ManifestPage, Message, Outcome, RegionKey, Wanted,
+    Carried, ChunkDigest, Grant, GrantPart, HashKind, ManifestPage, Message, Outcome, RegionKey,
+    Wanted,
 };
 use rdcp::wire::{Fault, FaultCode};
 

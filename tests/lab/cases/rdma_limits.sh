@@ -88,6 +88,6 @@ forced unlimited 64
 says 'the server: rxe'
 by_itself unlimited 64
 stop_daemon
-daemon_prefix=
+export daemon_prefix=
 resources_released
 rm -rf /tmp/export "$home" /tmp/rdcpd-state /tmp/limited
