@@ -15,7 +15,15 @@ attack() {
     memory=$1
     printf '[rdma]\nmemory = "%s"\n' "$memory" >/tmp/rdcpd.toml
     start_daemon 10.0.0.1:20471 --config /tmp/rdcpd.toml --export data=/tmp/export
-    rdma_hostile server=10.0.0.1:20471 memory="$memory" ${2:+steps="$2"} || fail "in mode $memory"
+    # Half a minute of silence, in which others go on.
+    rdma_hostile server=10.0.0.1:20471 memory="$memory" steps=lease >/run/lab/lease 2>&1 &
+    lease=$!
+    rdma_hostile server=10.0.0.1:20471 memory="$memory" steps="$2" || fail "in mode $memory"
+    if ! wait "$lease"; then
+        cat /run/lab/lease >&2
+        fail "at the lease's end in mode $memory"
+    fi
+    cat /run/lab/lease
     rdcp pull --accept-new --json --transport rdma rdcp://10.0.0.1/data/mine /tmp/pulled >/run/lab/pull
     grep -q '"transport":"rdma"' /run/lab/pull || fail "no rdma after the attack"
     cmp /tmp/export/mine /tmp/pulled
@@ -25,12 +33,10 @@ attack() {
     resources_released
 }
 
+all=bounds,release,guess,sessions,slots
 case $(uname -r) in
-    6.1.*) attack pool ;;
-    6.12.*) attack mmap ;;
-    *)
-        attack odp
-        attack pool bounds,release,slots
-        ;;
+    6.1.*) attack pool "$all" ;;
+    6.12.*) attack mmap "$all" ;;
+    *) attack odp "$all" ;;
 esac
 rm -rf /tmp/export /tmp/rdcpd.toml
