@@ -895,7 +895,7 @@ fn memory_to_measure_with_is_taken_back() {
     let mut old = Hostile::connect(daemon.address());
     old.say(id, bench.clone());
     assert_eq!(failed(&mut old), FaultCode::Protocol);
-    let mut peer = Hostile::connect_at(3, daemon.address());
+    let mut peer = Hostile::connect_at(daemon.address(), 3);
     let lent = |peer: &mut Hostile| {
         peer.say(id, bench.clone());
         peer.expect("a grant", |_, message| match message {
