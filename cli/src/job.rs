@@ -398,7 +398,7 @@ fn transfer_job(
     options.stall_timeout = transfer.timeout.unwrap_or(options.stall_timeout);
     let streams = transfer.streams.map(usize::from);
     let transport = transfer.transport.into();
-    let rdma = rdma(&transfer);
+    let rdma = rdma(transfer);
     Job::Transfer(Box::new(TransferJob {
         way,
         options,
