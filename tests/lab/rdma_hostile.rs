@@ -161,6 +161,8 @@ impl Session<'_> {
             let offer = RailOffer {
                 attempt,
                 ports: vec![told_port(&self.facts)],
+                rails_only: false,
+                connect: None,
             };
             self.say(Message::RailOffer(offer));
             let is_answer = |message| match message {
