@@ -212,9 +212,10 @@ impl Measuring {
                 && (began.elapsed() >= options.time || in_flight(self.flying.len()) >= wanted);
             let lanes = self.reach(grant);
             connections = lanes.len().max(connections);
-            while !is_over {
+            loop {
                 let next = in_flight(self.flying.len() + 1);
-                if !self.flying.is_empty() && (next > most || next > wanted) {
+                let is_full = !self.flying.is_empty() && (next > most || next > wanted);
+                if is_over || is_full {
                     break;
                 }
                 // The first of the connections that have least under way.

@@ -39,6 +39,7 @@ Environment: RDCP_LAB_BIN, the folder of rdcp and rdcpd (default: target/release
 first). Downloads and images are kept in target/lab; removing that folder is safe."""
 
 
+TEST_PROGRAMS = ["held_reads"]
 COMMANDS_ONLY = ["two_hosts", "without_libs", "timeout", "disk", "nfs", "share"]
 
 
@@ -94,7 +95,9 @@ def parse(arguments):
 
 
 def options_of(told):
-    programs = {name: binaries() / name for name in ("rdcp", "rdcpd")}
+    folder = binaries()
+    programs = {name: folder / name for name in ("rdcp", "rdcpd")}
+    programs.update(test_programs(folder, needed=not told.command))
     for file in told.program:
         if not Path(file).is_file():
             raise LabError(f"{file}: no such file")
@@ -120,6 +123,18 @@ def binaries():
         if not (folder / name).is_file():
             raise LabError(f"{folder / name} is missing: build it, or set RDCP_LAB_BIN")
     return folder
+
+
+def test_programs(folder, needed):
+    """The programs that cases use beside rdcp and rdcpd, as far as they are there: from the folder of
+    those, or where cargo puts them."""
+    found = {}
+    for name in TEST_PROGRAMS:
+        places = [folder / name, folder / "examples" / name, TARGET / "debug/examples" / name]
+        found[name] = next((place for place in places if place.is_file()), None)
+        if needed and found[name] is None:
+            raise LabError(f"{name} is missing: cargo build --example {name}")
+    return {name: place for name, place in found.items() if place}
 
 
 def run_command(told):

@@ -6,17 +6,17 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::book::{Book, RailKey, RailReport};
 use super::fabric::{Fabric, Half, Owner, Path, Survey};
 use super::pairing::{self, LocalPort, PeerPolicy};
-use super::talk::{ATTEMPT_DEADLINE, Connected, Heard, RailSender, Talk, end_of};
+use super::talk::{ATTEMPT_DEADLINE, Connected, Gone, Heard, Purpose, RailSender, Talk, end_of};
 use crate::limits::RAIL_PORTS_MAX;
 use crate::sys::random_bytes;
 use crate::wire::Message;
 use crate::wire::message::{
-    RailAnswer, RailConnect, RailEnd, RailOffer, RailPair, RailPort, RailReady,
+    RailAnswer, RailConnect, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady,
 };
 use crate::workers::Workers;
 
@@ -44,6 +44,24 @@ pub(crate) struct Outcome {
     pub(crate) has_devices: bool,
 }
 
+/// Somebody wants a queue pair of a rail's for reads of its own, which no lane carries.
+pub(crate) struct Wish<C> {
+    /// A rail that is in use.
+    pub(crate) rail: u16,
+    /// Gets it, or why it is not to be had.
+    pub(crate) answer: oneshot::Sender<Result<Own<C>, String>>,
+}
+
+/// A queue pair for reads of its owner's. Its owner says RailDown when it has ended it.
+pub(crate) struct Own<C> {
+    pub(crate) link: RailLink,
+    pub(crate) connection: C,
+    pub(crate) gone: Gone,
+}
+
+/// The wishes of a session.
+pub(crate) type Wishes<C> = mpsc::Receiver<Wish<C>>;
+
 /// Begins to make rails, after `known` was given the way for messages about them; tells how the first
 /// attempt went. It goes on making anew what is lost until the sender is dropped.
 pub(crate) fn start<F, O>(
@@ -52,6 +70,7 @@ pub(crate) fn start<F, O>(
     workers: Workers,
     book: Arc<Mutex<Book>>,
     rules: ClientRules,
+    wishes: Wishes<<F::Half as Half>::Connection>,
     known: impl FnOnce(RailSender),
 ) -> oneshot::Receiver<Outcome>
 where
@@ -64,6 +83,7 @@ where
     let client = Client {
         talk,
         rules,
+        wishes,
         attempt_last: 0,
     };
     tokio::spawn(client.run(first));
@@ -73,6 +93,7 @@ where
 struct Client<F: Fabric, O> {
     talk: Talk<F, O>,
     rules: ClientRules,
+    wishes: Wishes<<F::Half as Half>::Connection>,
     attempt_last: u32,
 }
 
@@ -85,7 +106,7 @@ where
     O: Owner<<F::Half as Half>::Connection>,
 {
     async fn run(mut self, first: oneshot::Sender<Outcome>) {
-        let Ok(outcome) = self.attempt().await else {
+        let Ok((outcome, _)) = self.attempt(None).await else {
             return;
         };
         // Whoever waited may have given up; the rails are there all the same.
@@ -95,7 +116,7 @@ where
             let lacking = self.talk.book().is_lacking();
             if !lacking {
                 pause = REBUILD_PAUSE;
-                match self.talk.hear(None).await {
+                match self.hear(None).await {
                     Heard::Closed => return,
                     Heard::Message(_) | Heard::Lost | Heard::TimedOut => continue,
                 }
@@ -103,15 +124,15 @@ where
             // What else is lost meanwhile is made with it.
             let until = Instant::now() + pause;
             loop {
-                match self.talk.hear(Some(until)).await {
+                match self.hear(Some(until)).await {
                     Heard::Closed => return,
                     Heard::TimedOut => break,
                     Heard::Message(_) | Heard::Lost => {}
                 }
             }
-            match self.attempt().await {
-                Ok(outcome) if outcome.up > 0 => pause = REBUILD_PAUSE,
-                Ok(outcome) => {
+            match self.attempt(None).await {
+                Ok((outcome, _)) if outcome.up > 0 => pause = REBUILD_PAUSE,
+                Ok((outcome, _)) => {
                     let reasons = outcome.reasons.join("; ");
                     tracing::debug!(reasons = %reasons.escape_debug(), "no rail was made anew");
                     pause = (pause * 2).min(REBUILD_PAUSE_MAX);
@@ -121,7 +142,45 @@ where
         }
     }
 
-    async fn attempt(&mut self) -> Result<Outcome, Over> {
+    /// The next thing, until `until`; wishes are seen to here.
+    async fn hear(&mut self, until: Option<Instant>) -> Heard {
+        loop {
+            let wish = tokio::select! {
+                heard = self.talk.hear(until) => return heard,
+                // Without anybody to wish for more there is only the rest to hear.
+                Some(wish) = self.wishes.recv() => wish,
+            };
+            if self.fulfil(wish).await.is_err() {
+                return Heard::Closed;
+            }
+        }
+    }
+
+    async fn fulfil(&mut self, wish: Wish<<F::Half as Half>::Connection>) -> Result<(), Over> {
+        let (outcome, kept) = self.attempt(Some(wish.rail)).await?;
+        let answer = kept.ok_or_else(|| match outcome.reasons.as_slice() {
+            [] => "the rail was lost".to_owned(),
+            reasons => reasons.join("; "),
+        });
+        let answer = answer.map(|(link, connection)| Own {
+            link,
+            connection,
+            gone: self.talk.own.add(link),
+        });
+        // Whoever wished may have gone.
+        if let Err(Ok(own)) = wish.answer.send(answer) {
+            let (link, reason) = (own.link, "nobody wants it any more".to_owned());
+            self.talk.discard(own.connection).await;
+            self.talk.owner.say(Message::RailDown { link, reason });
+        }
+        Ok(())
+    }
+
+    /// Makes what is lacking; or one queue pair of the rail `own`, which is kept.
+    async fn attempt(
+        &mut self,
+        own: Option<u16>,
+    ) -> Result<(Outcome, Option<(RailLink, <F::Half as Half>::Connection)>), Over> {
         self.attempt_last += 1;
         let attempt = self.attempt_last;
         let deadline = Instant::now() + ATTEMPT_DEADLINE;
@@ -145,6 +204,10 @@ where
         {
             let book = self.talk.book();
             ports.retain_mut(|local| {
+                if let Some(rail) = own {
+                    local.port.queue_pairs = 1;
+                    return book.is_port_of(rail, local);
+                }
                 let in_use = u8::try_from(book.of_local(local)).unwrap_or(u8::MAX);
                 local.port.queue_pairs = self.rules.queue_pairs.saturating_sub(in_use);
                 local.port.queue_pairs > 0
@@ -152,7 +215,7 @@ where
         }
         ports.truncate(RAIL_PORTS_MAX);
         if ports.is_empty() {
-            return Ok(outcome);
+            return Ok((outcome, None));
         }
         self.talk.owner.say(Message::RailOffer(RailOffer {
             attempt,
@@ -166,7 +229,7 @@ where
             outcome
                 .reasons
                 .push("the server did not answer the offer of rails".to_owned());
-            return Ok(outcome);
+            return Ok((outcome, None));
         };
         outcome.reasons.extend(answer.reasons.iter().cloned());
         let (connected, ends) = self.connect(ports, answer, &mut outcome).await;
@@ -177,7 +240,7 @@ where
             rails: ends,
         }));
         if connected.is_empty() {
-            return Ok(outcome);
+            return Ok((outcome, None));
         }
         let is_ready = |message| match message {
             Message::RailReady(ready) if ready.attempt == attempt => Some(ready),
@@ -187,19 +250,20 @@ where
             let reason = "the server did not connect its queue pairs in time";
             outcome.reasons.push(reason.to_owned());
             self.talk.discard(connected).await;
-            return Ok(outcome);
+            return Ok((outcome, None));
         };
         outcome.reasons.extend(reasons);
         let is_ready = |rail: &Connected<F::Half>| rails.contains(&rail.rail);
         let (ready, left_out): (Vec<_>, Vec<_>) = connected.into_iter().partition(is_ready);
         self.talk.discard(left_out).await;
-        let proved = self.talk.prove(attempt, ready, deadline).await;
+        let purpose = own.map_or(Purpose::Lanes, |_| Purpose::Own);
+        let proved = self.talk.prove(attempt, ready, deadline, purpose).await;
         if proved.closed {
             return Err(Over);
         }
         outcome.up = proved.up;
         outcome.reasons.extend(proved.reasons);
-        Ok(outcome)
+        Ok((outcome, proved.kept))
     }
 
     /// Waits for one message; nothing if it is late.

@@ -6,7 +6,7 @@
 //! that bounds what a peer can make this end hold.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -67,6 +67,43 @@ pub(super) struct Talk<F: Fabric, O> {
     messages: mpsc::Receiver<Message>,
     lost: mpsc::UnboundedReceiver<(RailLink, String)>,
     lost_sender: LostSender,
+    pub(super) own: OwnLinks,
+}
+
+/// Why a queue pair is of no use any more; empty while it is.
+pub(crate) type Gone = Arc<OnceLock<String>>;
+
+/// Queue pairs in use that no lane carries, at the end that reads over them.
+#[derive(Default)]
+pub(super) struct OwnLinks(Vec<(RailLink, Gone)>);
+
+impl OwnLinks {
+    /// One more; what tells its reader when it is gone.
+    pub(super) fn add(&mut self, link: RailLink) -> Gone {
+        // Those whose reader has gone need not be told anything.
+        self.0.retain(|(_, gone)| Arc::strong_count(gone) > 1);
+        let gone = Gone::default();
+        self.0.push((link, Arc::clone(&gone)));
+        gone
+    }
+
+    /// The peer has lost it; `false` if it is not one of these.
+    fn lose(&mut self, link: RailLink, reason: &str) -> bool {
+        let Some(at) = self.0.iter().position(|(known, _)| *known == link) else {
+            return false;
+        };
+        let (_, gone) = self.0.swap_remove(at);
+        let _ = gone.set(format!("the peer lost the queue pair: {reason}"));
+        true
+    }
+}
+
+impl Drop for OwnLinks {
+    fn drop(&mut self) {
+        for (_, gone) in &self.0 {
+            let _ = gone.set("the session ended".to_owned());
+        }
+    }
 }
 
 /// A half that is connected with the peer's.
@@ -129,8 +166,7 @@ struct Probed<H> {
 }
 
 /// How proving ended.
-#[derive(Default)]
-pub(super) struct Proved {
+pub(super) struct Proved<C> {
     /// Queue pairs that came into use.
     pub(super) up: usize,
     /// Why others did not.
@@ -138,6 +174,29 @@ pub(super) struct Proved {
     /// What was said that belongs to a later attempt, and ended this one.
     pub(super) interrupted: Option<Message>,
     pub(super) closed: bool,
+    /// What was not given to lanes.
+    pub(super) kept: Option<(RailLink, C)>,
+}
+
+impl<C> Default for Proved<C> {
+    fn default() -> Self {
+        Self {
+            up: 0,
+            reasons: Vec::new(),
+            interrupted: None,
+            closed: false,
+            kept: None,
+        }
+    }
+}
+
+/// What becomes of queue pairs that are proved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Lanes carry them.
+    Lanes,
+    /// The one that there is is kept for whoever asked.
+    Own,
 }
 
 impl<F, O> Talk<F, O>
@@ -161,6 +220,7 @@ where
             messages,
             lost,
             lost_sender,
+            own: OwnLinks::default(),
         };
         (RailSender(sender), talk)
     }
@@ -188,6 +248,9 @@ where
                 Heard::Lost
             }
             message = self.messages.recv() => match message {
+                Some(Message::RailDown { link, reason }) if self.own.lose(link, &reason) => {
+                    Heard::Lost
+                }
                 Some(Message::RailDown { link, reason }) if self.take_down(link) => {
                     let reason = reason.escape_debug().to_string();
                     tracing::info!(rail = link.rail, reason, "the peer lost a queue pair");
@@ -220,7 +283,8 @@ where
         attempt: u32,
         rails: Vec<Connected<F::Half>>,
         deadline: Instant,
-    ) -> Proved {
+        purpose: Purpose,
+    ) -> Proved<<F::Half as Half>::Connection> {
         let mut proved = Proved::default();
         let (done, mut probed) = mpsc::unbounded_channel();
         let mut proving = BTreeMap::new();
@@ -260,7 +324,7 @@ where
                     }
                 },
             }
-            self.take_into_use(attempt, &mut proving, &mut proved);
+            self.take_into_use(attempt, purpose, &mut proving, &mut proved);
         }
         // The READs that are still under way end by their deadline.
         let mut left = Vec::new();
@@ -310,7 +374,7 @@ where
         attempt: u32,
         read: Probed<F::Half>,
         proving: &mut BTreeMap<u16, Proving<F::Half>>,
-        proved: &mut Proved,
+        proved: &mut Proved<<F::Half as Half>::Connection>,
     ) {
         let Some(rail) = proving.get_mut(&read.rail) else {
             return;
@@ -337,7 +401,13 @@ where
         }
     }
 
-    fn give_up(&self, link: RailLink, report: &RailReport, reason: String, proved: &mut Proved) {
+    fn give_up(
+        &self,
+        link: RailLink,
+        report: &RailReport,
+        reason: String,
+        proved: &mut Proved<<F::Half as Half>::Connection>,
+    ) {
         tracing::info!(rail = link.rail, local = report.local, reason, "no rail");
         proved
             .reasons
@@ -351,7 +421,7 @@ where
         attempt: u32,
         message: Message,
         proving: &mut BTreeMap<u16, Proving<F::Half>>,
-        proved: &mut Proved,
+        proved: &mut Proved<<F::Half as Half>::Connection>,
     ) -> Option<Message> {
         let (link, read) = match message {
             Message::RailProof { link, read } => (link, Ok(read)),
@@ -391,8 +461,9 @@ where
     fn take_into_use(
         &self,
         attempt: u32,
+        purpose: Purpose,
         proving: &mut BTreeMap<u16, Proving<F::Half>>,
-        proved: &mut Proved,
+        proved: &mut Proved<<F::Half as Half>::Connection>,
     ) {
         for (number, rail) in proving {
             let Some(half) = &mut rail.half else {
@@ -413,6 +484,11 @@ where
                     self.give_up(link, &rail.report, reason, proved);
                     continue;
                 };
+                if purpose == Purpose::Own {
+                    proved.up += 1;
+                    proved.kept = Some((link, connection));
+                    continue;
+                }
                 // In the book first: it may be lost as soon as it is attached.
                 self.book().up(link, rail.key.clone(), rail.report.clone());
                 if self

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::book::Book;
-use super::client::{self, ClientRules, Outcome};
+use super::client::{self, ClientRules, Outcome, Wish};
 use super::fabric::{Fabric, Half, LostSender, Owner, Path, Survey};
 use super::pairing::{LocalGid, LocalPort, PeerPolicy};
 use super::server::{self, ServerRules};
@@ -258,6 +258,7 @@ struct Joined {
     client: Arc<End>,
     server: Arc<End>,
     client_book: Arc<Mutex<Book>>,
+    wishes: mpsc::Sender<Wish<Wire>>,
     outcome: Outcome,
 }
 
@@ -266,6 +267,7 @@ async fn join(world: Arc<World>, of_client: &[LocalPort], of_server: &[LocalPort
     let (client, _) = End::new();
     let (server, _) = End::new();
     let client_book = Arc::<Mutex<Book>>::default();
+    let (wishes, wished) = mpsc::channel(1);
     let workers = workers();
     let server_sender = server::start(
         adapters(&world, of_server),
@@ -287,6 +289,7 @@ async fn join(world: Arc<World>, of_client: &[LocalPort], of_server: &[LocalPort
             policy: policy(),
             queue_pairs: 2,
         },
+        wished,
         |client_sender| server.to.set(client_sender).unwrap(),
     );
     let outcome = tokio::time::timeout(PATIENCE, outcome)
@@ -298,6 +301,7 @@ async fn join(world: Arc<World>, of_client: &[LocalPort], of_server: &[LocalPort
         client,
         server,
         client_book,
+        wishes,
         outcome,
     }
 }
@@ -358,6 +362,52 @@ async fn what_is_lost_is_dropped_at_the_other_end_and_made_anew() {
         );
     }
     assert!(joined.world.queue_pairs_most.load(Ordering::SeqCst) <= 8);
+}
+
+#[tokio::test]
+async fn who_reads_alone_gets_a_queue_pair_that_no_lane_carries() {
+    let joined = join(
+        Arc::default(),
+        &[port("c0", "10.0.0.1")],
+        &[port("s0", "10.0.0.2")],
+    )
+    .await;
+    let of_lanes = joined.server.until(|links| links.len() == 2).await;
+    let wish = async |rail| {
+        let (answer, answered) = oneshot::channel();
+        joined
+            .wishes
+            .send(Wish { rail, answer })
+            .await
+            .ok()
+            .unwrap();
+        let answered = tokio::time::timeout(PATIENCE, answered).await;
+        answered.unwrap().unwrap()
+    };
+    let own = wish(1).await.ok().unwrap();
+    let served = joined.server.until(|links| links.len() == 3).await;
+    assert!(served.contains(&own.link));
+    assert_eq!(joined.client.links(), of_lanes, "no lane has it");
+    assert_eq!(wish(2).await.err().unwrap(), "the rail was lost");
+    assert!(own.gone.get().is_none());
+    // Lost at the server, it is made known to its reader and not made anew.
+    joined.server.lose(own.link);
+    let gone = async {
+        while own.gone.get().is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.unwrap();
+    assert_eq!(joined.client.links(), of_lanes);
+    // Given up by its reader, the server ends it.
+    let other = wish(1).await.ok().unwrap();
+    joined.server.until(|links| links.len() == 3).await;
+    let link = other.link;
+    joined.client.say(Message::RailDown {
+        link,
+        reason: "done".to_owned(),
+    });
+    joined.server.until(|links| links == of_lanes).await;
 }
 
 #[tokio::test]
