@@ -122,6 +122,8 @@ pub struct Report {
     pub bytes_published: u64,
     /// From the request to its end.
     pub elapsed: Duration,
+    /// From the first READ to the last bytes in a file; nothing on a push, or if nothing was read.
+    pub data_elapsed: Option<Duration>,
     /// The first failures, at most [`Report::FAILURES_LISTED_MAX`].
     pub failures: Vec<Failure>,
     /// The kind that decides the exit status, if something failed: the one kind of all failures, or

@@ -269,6 +269,7 @@ struct Totals {
     bytes: u64,
     bytes_moved: u64,
     seconds: f64,
+    data_ms: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -413,6 +414,7 @@ impl Json {
             bytes: summary.bytes,
             bytes_moved: summary.bytes_moved,
             seconds: summary.elapsed.as_secs_f64(),
+            data_ms: summary.data_elapsed.map(|data| data.as_secs_f64() * 1e3),
         });
     }
 
