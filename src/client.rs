@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::location::Location;
 use crate::options::{ClientOptions, HashKind, TransferOptions};
-use crate::wire::message::{Listed, RemotePath};
+use crate::wire::message::{Carried, Listed, RemotePath};
 
 /// One thing to pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -192,7 +192,7 @@ impl Client {
     /// that was asked for is not there; that the server can't be reached.
     pub async fn transport(&self) -> Result<TransportReport, Error> {
         self.session.connect_data().await?;
-        Ok(self.session.transport())
+        Ok(self.session.transport(Carried::default()))
     }
 
     /// Opens a file on the server for random reads without a copy on disk.

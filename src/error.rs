@@ -34,7 +34,7 @@ pub enum ErrorKind {
     Unreachable,
     /// Not allowed, or the host's key is unknown or has changed.
     Denied,
-    /// No such file, directory or export.
+    /// No such file, directory or export; or a device, FIFO or socket has the name.
     NotFound,
     /// A digest did not match after repair.
     Integrity,
@@ -90,10 +90,11 @@ impl ErrorKind {
     /// The class of a fault that crossed the wire or came out of storage.
     pub fn of_fault(code: FaultCode) -> Self {
         match code {
-            FaultCode::Invalid | FaultCode::Special => Self::Usage,
+            FaultCode::Invalid => Self::Usage,
             FaultCode::Protocol | FaultCode::Incompatible | FaultCode::Lost => Self::Unreachable,
             FaultCode::Denied => Self::Denied,
-            FaultCode::NotFound => Self::NotFound,
+            // Of a thing that was asked for by name: nothing of that name can be copied.
+            FaultCode::NotFound | FaultCode::Special => Self::NotFound,
             FaultCode::Exists | FaultCode::WrongKind => Self::Exists,
             FaultCode::Integrity => Self::Integrity,
             FaultCode::NoSpace | FaultCode::Storage => Self::Storage,

@@ -98,7 +98,7 @@ pub use ids::TransferId;
 pub use integrity::Hex;
 pub use location::{Location, Side};
 pub use options::{
-    ClientOptions, HashKind, IpNetwork, Overwrite, Preserve, RdmaMemory, RdmaOptions,
+    ClientOptions, HashKind, IpNetwork, Overwrite, Preserve, RdmaConnect, RdmaMemory, RdmaOptions,
     TransferOptions, TransportChoice, UnknownHost,
 };
 pub use progress::{EntryType, Event, Failure, Progress, Report};

@@ -110,6 +110,10 @@ impl Locations {
         }
         debug_assert_eq!(side, self.sender.other());
         let target = &root.target;
+        // A source's own name is not missing where it is to be made: the destination is.
+        if below.is_empty() && fault.code == FaultCode::NotFound {
+            return Some(target.base.joined(b"", b""));
+        }
         let inside = is_directory || !below.is_empty() || target.file_inside;
         let name: &[u8] = if inside { &target.name } else { b"" };
         Some(target.base.joined(name, below))

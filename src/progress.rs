@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::ids::TransferId;
 use crate::location::Location;
 use crate::wire::Fault;
+pub use crate::wire::message::Carried;
 use crate::wire::message::{HashKind, Outcome};
 
 /// Running totals of a transfer. They never fall.
@@ -98,10 +99,13 @@ pub struct Failure {
 pub struct Report {
     /// Its id.
     pub transfer: TransferId,
-    /// `rdma`, `tcp`, `local`.
+    /// `rdma`, `tcp`, `local`; `rdma+tcp` if bytes went both ways.
     pub transport: &'static str,
     /// Why this transport and none better.
     pub reason: String,
+    /// What landed by which transport, bytes that were read twice counted twice. All zero if the run
+    /// ended before it could be known.
+    pub carried: Carried,
     /// What proved the chunks.
     pub hash: HashKind,
     /// Files, links and directories published.
@@ -124,8 +128,11 @@ pub struct Report {
     pub elapsed: Duration,
     /// From the first READ to the last bytes in a file; nothing on a push, or if nothing was read.
     pub data_elapsed: Option<Duration>,
-    /// The first failures, at most [`Report::FAILURES_LISTED_MAX`].
+    /// The first failures, at most [`Report::FAILURES_LISTED_MAX`]: without those of entries that
+    /// only failed with the directory they lie in, nor those like the one that ended the run.
     pub failures: Vec<Failure>,
+    /// How many more there are.
+    pub failures_unlisted: u64,
     /// The kind that decides the exit status, if something failed: the one kind of all failures, or
     /// [`Several`](crate::ErrorKind::Several).
     pub failure_kind: Option<crate::ErrorKind>,
@@ -135,9 +142,12 @@ impl Report {
     /// How many failures a report lists with their paths.
     pub const FAILURES_LISTED_MAX: usize = 100;
 
-    /// Whether files were published and every byte of them was proved by a digest. Files that were
-    /// there already were not read, so a run that only met those proved nothing.
-    pub fn verified(&self) -> bool {
-        self.hash != HashKind::None && self.files > 0
+    /// Whether every byte of the published files was proved by a digest. `None` if there was nothing
+    /// to prove: files that were there already were not read, and none failed or was published.
+    pub fn verified(&self) -> Option<bool> {
+        match (self.files, self.failed) {
+            (0, 0) => None,
+            (files, _) => Some(self.hash != HashKind::None && files > 0),
+        }
     }
 }

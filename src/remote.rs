@@ -341,6 +341,22 @@ fn percent_encoded(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     })
 }
 
+/// Bytes as a URL holds them.
+struct Encoded<'a>(&'a [u8]);
+
+impl fmt::Display for Encoded<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        percent_encoded(f, self.0)
+    }
+}
+
+/// What follows a word's first colon.
+fn after_colon(word: &OsStr) -> &[u8] {
+    let bytes = word.as_bytes();
+    let colon = bytes.iter().position(|byte| *byte == b':');
+    colon.map_or(&[], |colon| &bytes[colon + 1..])
+}
+
 fn no_absolute_path(word: &OsStr) -> Error {
     let text = word.to_string_lossy();
     let head = text.split('/').next().unwrap_or_default();
@@ -352,10 +368,19 @@ fn no_absolute_path(word: &OsStr) -> Error {
             .with_hint("write [address]:/export/path");
     }
     let (host, path) = text.split_once(':').unwrap_or((&text, ""));
+    let (first, rest) = path.split_once('/').unwrap_or((path, ""));
+    let is_port = first.parse().is_ok_and(|port: u16| port != 0);
     let hint = if path.is_empty() {
         format!("write {host}:/ for its exports, {host}:/export/path for what is in them")
-    } else if path.bytes().all(|byte| byte.is_ascii_digit()) {
-        format!("write rdcp://{host}:{path}/export/path for a port, ./{text} for a local file")
+    } else if is_port && rest.is_empty() {
+        format!("write rdcp://{host}:{first}/export/path for a port, ./{text} for a local file")
+    } else if is_port {
+        // An export may be called like a number, so both are offered; a port is the likelier one.
+        let url = Encoded(after_colon(word));
+        format!(
+            "write rdcp://{host}:{url} if {first} is the port, {host}:/{path} if it is an export, \
+             ./{text} for a local file"
+        )
     } else {
         format!(
             "write {host}:/{path} if {path} starts with the name of an export, ./{text} for a local file"
@@ -485,6 +510,12 @@ mod tests {
             ("host:path", "write host:/path"),
             ("host:", "write host:/ for its exports"),
             ("host:20471", "rdcp://host:20471/"),
+            ("host:20471/", "rdcp://host:20471/export/path"),
+            (
+                "host:20471/data/run 7",
+                "write rdcp://host:20471/data/run%207 if 20471 is the port, host:/20471/data/run 7 if",
+            ),
+            ("host:99999/data", "write host:/99999/data if"),
             ("fe80::1:/data", "[address]:/export"),
             (":/data", "host:/export/path"),
             ("me@host:/data", "write host:/data"),

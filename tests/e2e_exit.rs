@@ -359,7 +359,9 @@ fn status_7_no_space_here() {
             .args([daemon.url("data/large"), "small/".into()])
             .run()
     };
-    pull().expect(7).says("space");
+    let done = pull().expect(7).says("rdcp: small/large: ");
+    assert_eq!(done.stderr.lines().count(), 1, "{}", done.stderr);
+    assert!(done.stderr.contains("No space"), "{}", done.stderr);
     assert_eq!(world.read("local/small/large"), b"the old version");
     no_part_files(&small.0);
     // Nor does it fit in small pieces, which travel otherwise.
@@ -371,7 +373,9 @@ fn status_7_no_space_here() {
         );
     }
     let words = ["-r".into(), daemon.url("data/many"), "small/".into()];
-    world.rdcp("pull").args(words).run().expect(7).says("space");
+    let done = world.rdcp("pull").args(words).run().expect(7);
+    let done = done.says("rdcp: small/many/").says("No space");
+    assert_eq!(done.stderr.lines().count(), 1, "{}", done.stderr);
     no_part_files(&small.0);
     let whole = tree::walk(&small.0.join("many"));
     for path in whole.iter().filter(|path| path.is_file()) {

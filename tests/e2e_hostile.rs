@@ -19,7 +19,7 @@ use rdcp::ids::{EntryId, RegionId, SessionId};
 use rdcp::limits::{FRAME_BYTES_MAX, PAGES_CREDIT_DEFAULT, REGION_CREDIT_BYTES_DEFAULT};
 use rdcp::manifest::{EntryKind, Item, Note, Place};
 use rdcp::units::ByteRange;
-use rdcp::wire::message::{Grant, Hello, Outcome, Wanted};
+use rdcp::wire::message::{Carried, Grant, Hello, Outcome, Wanted};
 use rdcp::wire::{Envelope, FaultCode, Message, encode};
 use rdcp::{ChunkSize, Fault, TransferId};
 
@@ -270,7 +270,7 @@ fn out_of_place() -> Vec<(&'static str, Message)> {
             "a region never granted",
             Message::Release(vec![RegionId(77)]),
         ),
-        ("an end too early", Message::Finish),
+        ("an end too early", Message::Finish(Carried::default())),
         ("chunks out of order", {
             let range = |start, end| rdcp::units::ChunkRange { start, end };
             let wanted = Wanted::Chunks(vec![range(3, 5), range(1, 2)]);
@@ -407,7 +407,7 @@ fn manifests_that_lie_are_refused_and_write_nothing_outside() {
                 .iter()
                 .any(|(_, outcome)| matches!(outcome, Outcome::Failed(_)))
                 .then_some(None),
-            Message::Finish => {
+            Message::Finish(_) => {
                 accepted.push(what);
                 Some(None)
             }
@@ -895,7 +895,7 @@ fn memory_to_measure_with_is_taken_back() {
     let mut old = Hostile::connect(daemon.address());
     old.say(id, bench.clone());
     assert_eq!(failed(&mut old), FaultCode::Protocol);
-    let mut peer = Hostile::connect_at(3, daemon.address());
+    let mut peer = Hostile::connect_at(daemon.address(), 3);
     let lent = |peer: &mut Hostile| {
         peer.say(id, bench.clone());
         peer.expect("a grant", |_, message| match message {

@@ -105,7 +105,8 @@ async fn a_file_is_pulled_and_its_digest_told() {
             (report.files, report.failed, report.bytes_moved),
             (1, 0, 3_000_000)
         );
-        assert_eq!(report.verified(), hash != HashKind::None);
+        assert_eq!((report.carried.tcp, report.carried.rdma), (3_000_000, 0));
+        assert_eq!(report.verified(), Some(hash != HashKind::None));
         assert_eq!(last.bytes_done, 3_000_000);
         assert_eq!(std::fs::read(&to).expect("the copy"), content);
         let [(path, Outcome::Published { digest, .. }, 3_000_000)] = outcomes.as_slice() else {
@@ -144,6 +145,9 @@ async fn a_tree_is_pushed_and_pushed_again_without_reading_it() {
     };
     let report = push().finish().await.expect("it ends well");
     assert_eq!((report.files, report.failed), (3, 0), "{report:?}");
+    // What the server has counted; the small files travelled in a pack.
+    assert!(report.carried.tcp > 2_500_000, "{report:?}");
+    assert_eq!((report.transport, report.carried.rdma), ("tcp", 0));
     for name in ["a/one", "a/b/empty", "big"] {
         let sent = std::fs::read(tree.join(name)).expect("the source");
         let there = std::fs::read(world.exported.path().join("tree").join(name)).expect("the copy");

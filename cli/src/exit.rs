@@ -80,7 +80,10 @@ pub(crate) fn kind_name(kind: ErrorKind) -> &'static str {
 
 /// Each status with its meaning, as help and manual show it.
 pub(crate) const TABLE: &[(u8, &str)] = &[
-    (0, "done, and verified unless --hash none"),
+    (
+        0,
+        "done, and what was copied is verified unless --hash none",
+    ),
     (1, "internal error: a defect of rdcp"),
     (2, "usage: the command line makes no sense"),
     (3, "the host can't be reached, or the connection was lost"),
@@ -88,9 +91,15 @@ pub(crate) const TABLE: &[(u8, &str)] = &[
         4,
         "not allowed, or the host's key is unknown or has changed",
     ),
-    (5, "no such file, directory or export"),
+    (
+        5,
+        "no such file, directory or export, or a device, FIFO or socket of that name",
+    ),
     (6, "integrity: a digest did not match, after repair"),
-    (7, "storage: no space, quota or I/O error"),
+    (
+        7,
+        "storage: no space, quota or I/O error; or standard output was not taken",
+    ),
     (8, "failures of several kinds, listed"),
     (9, "the source changed while it was read"),
     (

@@ -1,7 +1,8 @@
 //! Where output goes: two streams that never panic and whose loss never ends a copy.
 //!
-//! A reader that went away (EPIPE) silences its stream; any other failure (a full disk behind
-//! `> file`) is remembered, because output that was asked for and is missing is a failure.
+//! A reader that went away (EPIPE) silences its stream, and whoever ends the run decides what that
+//! means; any other failure (a full disk behind `> file`, no stream at all) is remembered, because
+//! output that was asked for and is missing is a failure.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, LineWriter, Write};
@@ -21,16 +22,31 @@ impl Io {
     /// Those of this process.
     pub fn process() -> Self {
         let is_terminal = io::stdout().is_terminal();
+        let stdout_was_missing = rdcp::sys::startup::stdout_was_missing();
         // Rust's own standard output takes "bad file descriptor" for success, so writes go past it.
         let stdout = match io::stdout().as_fd().try_clone_to_owned() {
+            _ if stdout_was_missing => Stream::new(Missing, false),
             Ok(fd) => Stream::new(LineWriter::new(File::from(fd)), is_terminal),
             Err(_) => Stream::new(io::stdout(), is_terminal),
         };
         Self {
             stdout,
             stderr: Stream::new(io::stderr(), io::stderr().is_terminal()),
-            stdout_was_missing: rdcp::sys::startup::stdout_was_missing(),
+            stdout_was_missing,
         }
+    }
+}
+
+/// In place of a stream that the process was started without.
+struct Missing;
+
+impl Write for Missing {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::Error::other("it is closed"))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -8,11 +8,11 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rdcp::options::{HashKind, Overwrite, RdmaMemory, TransferOptions, TransportChoice};
+use rdcp::options::{HashKind, Overwrite, RdmaOptions, TransferOptions, TransportChoice};
 use rdcp::remote::Remote;
 use rdcp::{Error, ErrorKind};
 
-use crate::args::{self, Command, ConnectionArgs, TransferArgs, TransferOutput};
+use crate::args::{Command, ConnectionArgs, CpArgs, TransferArgs, TransferOutput, VerifyArgs};
 use crate::escape;
 use crate::output::JsonTo;
 
@@ -25,6 +25,7 @@ pub(crate) enum Job {
     Print {
         source: Remote,
         connection: ConnectionArgs,
+        timeout: Option<Duration>,
         output: TransferOutput,
     },
     /// List directories or exports.
@@ -95,7 +96,7 @@ pub(crate) struct TransferJob {
     pub(crate) streams: Option<usize>,
     /// The way that bytes take.
     pub(crate) transport: TransportChoice,
-    pub(crate) rdma_memory: RdmaMemory,
+    pub(crate) rdma: RdmaOptions,
     /// How the server is trusted.
     pub(crate) connection: ConnectionArgs,
     /// What is told.
@@ -254,9 +255,9 @@ pub(crate) fn json_of(command: &Command) -> Option<JsonTo> {
         Command::Ping(args) => (args.output.json, false),
         Command::Bench(args) => (args.output.json, false),
         Command::Doctor(args) => (args.json, false),
-        Command::Rm(_) | Command::Mkdir(_) | Command::Completions(_) | Command::Man(_) => {
-            (false, false)
-        }
+        Command::Rm(args) => (args.output.json, false),
+        Command::Mkdir(args) => (args.output.json, false),
+        Command::Completions(_) | Command::Man(_) => (false, false),
     };
     json.then_some(if to_stdout {
         JsonTo::Stderr
@@ -265,8 +266,8 @@ pub(crate) fn json_of(command: &Command) -> Option<JsonTo> {
     })
 }
 
-fn copy(args: args::CpArgs) -> Result<Job, Error> {
-    let args::CpArgs {
+fn copy(args: CpArgs) -> Result<Job, Error> {
+    let CpArgs {
         sources,
         destination,
         transfer,
@@ -326,9 +327,14 @@ fn print(
     output: TransferOutput,
     connection: ConnectionArgs,
 ) -> Result<Job, Error> {
-    if *transfer != TransferArgs::default() {
+    let timeout = transfer.timeout;
+    let rest = TransferArgs {
+        timeout: None,
+        ..transfer.clone()
+    };
+    if rest != TransferArgs::default() {
         return Err(
-            usage("only -q, --json and options of the connection go with -").with_hint(
+            usage("only -q, --json, --timeout and options of the connection go with -").with_hint(
                 "- writes the content of one file to standard output; ./- is a file of that name",
             ),
         );
@@ -338,6 +344,7 @@ fn print(
             Ok(Job::Print {
                 source,
                 connection,
+                timeout,
                 output,
             })
         }
@@ -431,19 +438,32 @@ fn transfer_job(
     options.stall_timeout = transfer.timeout.unwrap_or(options.stall_timeout);
     let streams = transfer.streams.map(usize::from);
     let transport = transfer.transport.into();
-    let rdma_memory = transfer.rdma_memory.into();
+    let rdma = rdma(transfer);
     Job::Transfer(Box::new(TransferJob {
         way,
         options,
         streams,
         transport,
-        rdma_memory,
+        rdma,
         connection,
         output,
     }))
 }
 
-fn verify(args: args::VerifyArgs) -> Result<Job, Error> {
+/// What is not said stays as the library has it.
+fn rdma(transfer: &TransferArgs) -> RdmaOptions {
+    let mut rdma = RdmaOptions::default();
+    rdma.memory = transfer.rdma_memory.into();
+    rdma.connect = transfer.rdma_connect.into();
+    rdma.devices.clone_from(&transfer.rdma_device);
+    rdma.gid_index = transfer.rdma_gid_index;
+    rdma.traffic_class = transfer.rdma_traffic_class.unwrap_or(rdma.traffic_class);
+    rdma.service_level = transfer.rdma_service_level.unwrap_or(rdma.service_level);
+    rdma.queue_pairs = transfer.rdma_queue_pairs.unwrap_or(rdma.queue_pairs);
+    rdma
+}
+
+fn verify(args: VerifyArgs) -> Result<Job, Error> {
     if Remote::parse(&args.local)?.is_some() {
         return Err(usage(format!("verify: {} is remote", shown(&args.local)))
             .with_hint("rdcp verify LOCAL REMOTE"));
@@ -534,7 +554,6 @@ mod tests {
     use super::*;
     use crate::args::Cli;
     use clap::Parser;
-    use std::time::Duration;
 
     fn job(line: &str) -> Result<Job, Error> {
         let words = std::iter::once("rdcp").chain(line.split_whitespace());
@@ -626,7 +645,9 @@ mod tests {
     fn options_reach_the_transfer() {
         let Job::Transfer(job) = job(
             "push -rp -u --mkpath --no-fsync --hash sha256 --transport tcp --chunk 4M \
-             --streams 3 --fail-early --timeout 5m --accept-new --known-hosts k a h:/e",
+             --streams 3 --fail-early --timeout 5m --accept-new --known-hosts k \
+             --rdma-device mlx5_0:1,eth1 --rdma-device mlx5_2 --rdma-gid-index 3 \
+             --rdma-traffic-class 104 --rdma-service-level 5 --rdma-queue-pairs 4 a h:/e",
         )
         .unwrap() else {
             panic!("no transfer");
@@ -640,6 +661,9 @@ mod tests {
         assert_eq!(options.chunk.bytes(), 4 << 20);
         assert_eq!(options.stall_timeout, Duration::from_secs(300));
         assert_eq!(job.streams, Some(3));
+        assert_eq!(job.rdma.devices, ["mlx5_0:1", "eth1", "mlx5_2"]);
+        assert_eq!((job.rdma.gid_index, job.rdma.traffic_class), (Some(3), 104));
+        assert_eq!((job.rdma.service_level, job.rdma.queue_pairs), (5, 4));
         assert!(job.connection.accept_new);
         assert_eq!(job.connection.known_hosts.as_deref(), Some("k".as_ref()));
     }

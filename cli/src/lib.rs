@@ -12,6 +12,7 @@ mod compare;
 mod confirm;
 mod escape;
 mod exit;
+mod habits;
 mod io;
 mod job;
 mod manual;
@@ -85,10 +86,15 @@ fn show_clap(args: &[OsString], output: &mut Output, error: &clap::Error) -> End
         text.to_string()
     };
     stream.write(text.as_bytes());
-    stream.flush();
     if wanted {
+        stream.flush();
         return End::DONE;
     }
+    let tip = habits::tip(args, error);
+    if let Some(tip) = tip {
+        stream.write(format!("hint: {tip}\n").as_bytes());
+    }
+    stream.flush();
     // What could not be parsed may still have been written by a program that reads JSON.
     if args
         .iter()
@@ -102,7 +108,11 @@ fn show_clap(args: &[OsString], output: &mut Output, error: &clap::Error) -> End
             .next()
             .unwrap_or_default()
             .trim_start_matches("error: ");
-        output.error(&Error::new(ErrorKind::Usage, message));
+        let error = Error::new(ErrorKind::Usage, message);
+        output.error(&match tip {
+            Some(tip) => error.with_hint(tip),
+            None => error,
+        });
     }
     End::of(ErrorKind::Usage)
 }

@@ -27,8 +27,46 @@ pub(crate) fn page(command: Option<&str>) -> Option<Vec<u8>> {
     render(page).ok()
 }
 
-/// Writes all pages into a directory and tells how many there are.
-pub(crate) fn write_pages(directory: &Path) -> io::Result<usize> {
+/// What of the manual was written.
+pub(crate) struct Written {
+    /// Pages, all in all.
+    pub(crate) pages: usize,
+    /// Why the daemon's is not among them.
+    pub(crate) daemon: Result<(), String>,
+}
+
+/// Writes all pages into a directory. That of the daemon comes from the `rdcpd` beside this program, if
+/// there is one: only it knows its options.
+pub(crate) fn write_all(directory: &Path) -> io::Result<Written> {
+    let pages = write_pages(directory)?;
+    let daemon = match daemon_page() {
+        Ok(page) => {
+            std::fs::write(directory.join("rdcpd.1"), page)?;
+            Ok(())
+        }
+        Err(reason) => Err(reason),
+    };
+    let pages = pages + usize::from(daemon.is_ok());
+    Ok(Written { pages, daemon })
+}
+
+fn daemon_page() -> Result<Vec<u8>, String> {
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    let daemon = own.with_file_name("rdcpd");
+    let failed = |why: &dyn std::fmt::Display| format!("{}: {why}", daemon.display());
+    let output = std::process::Command::new(&daemon)
+        .arg("--man")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .map_err(|error| failed(&error))?;
+    if output.status.success() && !output.stdout.is_empty() {
+        Ok(output.stdout)
+    } else {
+        Err(failed(&output.status))
+    }
+}
+
+fn write_pages(directory: &Path) -> io::Result<usize> {
     std::fs::create_dir_all(directory)?;
     let pages = commands();
     for page in &pages {

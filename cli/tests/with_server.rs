@@ -217,6 +217,7 @@ fn a_rerun_copies_nothing() {
     let again = lines.iter().filter(|line| line["type"] == "file");
     assert!(again.clone().count() >= 2 && again.clone().all(|line| line["outcome"] == "unchanged"));
     let last = lines.last().unwrap();
+    assert_eq!(last["bytes_by_transport"]["tcp"], 0, "{last}");
     let moved = (&last["files"], &last["published"], &last["bytes_moved"]);
     assert_eq!(moved, (&0.into(), &0.into(), &0.into()), "{last}");
 }

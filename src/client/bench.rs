@@ -22,7 +22,7 @@ use crate::session::exposing::RENEWAL_PAUSE;
 use crate::session::peer::{Inbound, Seat};
 use crate::units::ChunkSize;
 use crate::wire::level::LEVEL_BENCH;
-use crate::wire::message::{Grant, HashKind, RegionKey};
+use crate::wire::message::{Carried, Grant, HashKind, RegionKey};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// Bytes that the server is asked to lend.
@@ -99,6 +99,7 @@ pub(super) async fn run(session: &Session, options: &Bench) -> Result<BenchRepor
         lanes: Vec::new(),
         flying: HashMap::new(),
         next_token: 0,
+        carried: Carried::default(),
         stall_timeout: session.stall_timeout(),
         moved: Instant::now(),
         renewals,
@@ -110,7 +111,7 @@ pub(super) async fn run(session: &Session, options: &Bench) -> Result<BenchRepor
     let mut singles = measuring.singles(&grant, time).await?;
     measuring.release(&grant).await?;
     singles.sort_unstable();
-    let report = session.transport();
+    let report = session.transport(measuring.carried);
     Ok(BenchReport {
         transport: report.transport,
         reason: report.reason,
@@ -139,6 +140,8 @@ struct Measuring {
     /// READs under way, with their lanes.
     flying: HashMap<u64, LaneId>,
     next_token: u64,
+    /// What was asked for, by the way it comes.
+    carried: Carried,
     stall_timeout: Duration,
     /// When something came last.
     moved: Instant,
@@ -314,6 +317,10 @@ impl Measuring {
         );
         if is_posted {
             self.flying.insert(token, lane);
+            match key.rail {
+                0 => self.carried.tcp += len,
+                _ => self.carried.rdma += len,
+            }
         }
         is_posted
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::transport::{self, TransportReport, Tried};
+use super::transport::{self, Standing, TransportReport, Tried};
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::limits::STREAMS_MAX;
@@ -25,7 +25,7 @@ use crate::session::pulse::Pulse;
 use crate::session::rails::client::{Own, Wish};
 use crate::session::rails::talk::RailSender;
 use crate::transport::rdma;
-use crate::wire::message::Welcome;
+use crate::wire::message::{Carried, Welcome};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
 
@@ -241,8 +241,8 @@ impl Session {
         if self.transport == TransportChoice::Tcp {
             return Ok(false);
         }
-        if let Some(tried) = self.tried.get() {
-            return Ok(tried.up);
+        if self.tried.get().is_some() {
+            return self.rails_or_tcp();
         }
         let server = self.data.server.ip();
         let workers = &self.machinery.workers;
@@ -258,16 +258,22 @@ impl Session {
             |sender| *heard(&self.rails) = Some(sender),
         );
         let tried = match begun.await {
-            Ok(outcome) => transport::first(outcome).await,
+            Ok(outcome) => transport::first(&self.peer, outcome).await,
             Err(tried) => tried,
         };
         if let Some(fault) = self.peer.over() {
             return Err(fault.into());
         }
-        let up = tried.up;
-        let reasons = tried.reasons.join("; ");
-        tracing::debug!(session = %self.peer.id, up, reasons = %reasons.escape_debug(), "rdma");
         let _ = self.tried.set(tried);
+        self.rails_or_tcp()
+    }
+
+    /// Whether there are rails; an error if there are none and nothing else is wanted.
+    fn rails_or_tcp(&self) -> Result<bool, Error> {
+        let standing = self.standing();
+        let up = !standing.rails.is_empty();
+        let reasons = standing.why_not();
+        tracing::debug!(session = %self.peer.id, up, reasons = %reasons.escape_debug(), "rdma");
         if !up && self.transport == TransportChoice::Rdma {
             return Err(transport::unavailable("rdma", &reasons));
         }
@@ -303,15 +309,23 @@ impl Session {
         &self.peer
     }
 
-    /// What data goes by now, and why.
-    pub(super) fn transport(&self) -> TransportReport {
-        let rails = {
-            let book = self.peer.rails.book.lock();
-            book.unwrap_or_else(PoisonError::into_inner).reports()
-        };
-        let rails: Vec<_> = rails.iter().map(ToString::to_string).collect();
-        let untried = Tried::default();
-        transport::report(self.transport, self.tried.get().unwrap_or(&untried), &rails)
+    fn standing(&self) -> Standing {
+        let book = self.peer.rails.book.lock();
+        let book = book.unwrap_or_else(PoisonError::into_inner);
+        let memory = self.peer.memory().refusals().first().map(str::to_owned);
+        let theirs = book.memory().map(|reason| format!("the server: {reason}"));
+        Standing {
+            choice: self.transport,
+            rails: book.reports().iter().map(ToString::to_string).collect(),
+            reasons: book.reasons().to_vec(),
+            memory: memory.or(theirs),
+            has_devices: self.tried.get().is_some_and(|tried| tried.has_devices),
+        }
+    }
+
+    /// What data goes by now, and why; of a transfer that has ended, what its bytes went by.
+    pub(super) fn transport(&self, carried: Carried) -> TransportReport {
+        self.standing().report(carried)
     }
 
     /// Asks the server for a sign of life.
@@ -427,6 +441,12 @@ async fn read(
                         Some(Err(fault)) => break fault,
                         None => break out_of_turn(),
                     }
+                }
+                Message::RailMemory { reason } => {
+                    let book = peer.rails.book.lock();
+                    let reason = reason.escape_debug().to_string();
+                    book.unwrap_or_else(PoisonError::into_inner)
+                        .set_memory(reason);
                 }
                 _ => break out_of_turn(),
             }

@@ -1,15 +1,24 @@
 //! Local paths as sources and destinations: what of a path is held open, and what lies below it.
 
+use std::fs::Metadata;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use rustix::fs::FileType;
 
 use crate::error::Error;
 use crate::location::Location;
 use crate::options::{HashKind, Preserve};
+use crate::storage::root::special;
 use crate::storage::source::SourceSpec;
 use crate::storage::{Identity, Root, StorageError, operations};
+use crate::wire::FaultCode;
 use crate::wire::message::{Listed, RootName};
+
+/// Symbolic links that are followed in a row, as the kernel does (path_resolution(7)).
+const LINKS_FOLLOWED_MAX: usize = 40;
 
 /// A local path split into a directory that is held open and what is named below it.
 ///
@@ -73,9 +82,13 @@ pub(super) fn source(
     } else {
         match path.canonicalize() {
             Ok(real) => real,
-            // The walk tells what is missing, and the other sources go on.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let local = destination(path)?;
+                // A pipe behind /dev/stdin, a file that was deleted since it was opened.
+                if let Ok(there) = path.metadata() {
+                    return Err(nameless(bytes, &there));
+                }
+                // The walk tells what is missing, and the other sources go on.
+                let local = destination(&behind_links(path))?;
                 let name = shown_name.unwrap_or_default();
                 let spec = SourceSpec {
                     root: local.root,
@@ -97,6 +110,26 @@ pub(super) fn source(
         SourceSpec { root, path: below },
         RootName { name, contents },
     ))
+}
+
+/// What is there, but under no path.
+fn nameless(path: &[u8], there: &Metadata) -> StorageError {
+    let kind = FileType::from_raw_mode(there.mode());
+    if there.is_file() || there.is_dir() {
+        let text = "it was deleted and has no name any more";
+        return StorageError::refused("open", path, FaultCode::NotFound, text);
+    }
+    special(path, kind)
+}
+
+/// What a symbolic link names that leads nowhere: that is what is missing, not the link.
+fn behind_links(path: &Path) -> PathBuf {
+    let mut at = path.components().as_path().to_path_buf();
+    for _ in 0..LINKS_FOLLOWED_MAX {
+        let Ok(target) = at.read_link() else { break };
+        at = at.parent().unwrap_or(Path::new("")).join(target);
+    }
+    at
 }
 
 /// What the user called it: its last component, unless that is `.`, `..` or nothing.

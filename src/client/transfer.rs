@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::location::{Base, Location, Locations, Root, Side, Target};
 use crate::options::{HashKind, TransferOptions};
-use crate::progress::{Event, Progress, Report};
+use crate::progress::{Event, Failure, Progress, Report};
 use crate::session::peer::Seat;
 use crate::session::receiving::Receiving;
 use crate::session::sending::Sending;
@@ -26,7 +26,7 @@ use crate::storage::error::ShownPath;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, WalkOptions};
 use crate::storage::{LastSymlink, StorageError};
-use crate::wire::message::{Direction, Open, Placement, RemotePath, RootName};
+use crate::wire::message::{Carried, Direction, Open, Placement, RemotePath, RootName};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// Events that wait for a watcher before the transfer waits for it.
@@ -340,7 +340,7 @@ async fn watching(
     session: &Arc<Session>,
     seat: &Seat,
 ) -> (Watch, Account) {
-    let chosen = session.transport();
+    let chosen = session.transport(Carried::default());
     tracing::info!(
         transfer = %start.id,
         session = %seat.peer.id,
@@ -413,11 +413,13 @@ impl Account {
                 }
             }
         };
-        let moved_by = self.session.transport();
-        let report = Report {
+        let moved_by = self.session.transport(ledger.carried);
+        let listed = u64::try_from(totals.failures.len()).unwrap_or(u64::MAX);
+        let mut report = Report {
             transfer: self.id,
             transport: moved_by.transport,
             reason: moved_by.reason,
+            carried: ledger.carried,
             hash: self.hash,
             published: ledger.published,
             files: totals.files,
@@ -430,12 +432,26 @@ impl Account {
             elapsed: self.begun.elapsed(),
             data_elapsed: totals.data_elapsed(),
             failures: totals.failures,
+            failures_unlisted: ledger.failed.saturating_sub(listed),
             failure_kind,
         };
-        match fault {
-            None => Ok(report),
-            Some(fault) => Err(said_by(&self.server, fault).with_report(report)),
-        }
+        let Some(fault) = fault else {
+            return Ok(report);
+        };
+        // What ended the run may be the failure of an entry, and is then about that entry's place.
+        let same = |failure: &Failure| {
+            (failure.fault.code, &failure.fault.text) == (fault.code, &fault.text)
+        };
+        let entry = report.failures.iter().find(|failure| same(failure));
+        let Some(location) = entry.and_then(|failure| failure.location.clone()) else {
+            return Err(said_by(&self.server, fault).with_report(report));
+        };
+        // What was under way then follows from it.
+        let follows = |code| code == fault.code || code == FaultCode::Cancelled;
+        report
+            .failures
+            .retain(|failure| !follows(failure.fault.code));
+        Err(Error::from(fault).at(location).with_report(report))
     }
 }
 

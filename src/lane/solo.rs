@@ -82,7 +82,8 @@ impl Solo {
 
     /// Bytes of the longest READ into a slot of so many.
     pub fn read_bytes(&self, slot_bytes: usize) -> usize {
-        self.link.read_bytes(slot_bytes)
+        // Whoever reads so wants it in one.
+        self.link.read_bytes(slot_bytes, true)
     }
 
     /// Makes a slot ready to land in, so that the first READ need not. Blocks.

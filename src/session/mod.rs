@@ -14,6 +14,7 @@
 //! command line, configuration file or terminal.
 
 pub mod control;
+pub(crate) mod counters;
 pub mod data;
 pub mod exposing;
 mod hashing;

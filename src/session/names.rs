@@ -35,6 +35,8 @@ struct Known {
     /// Nothing more will hang here, and it is settled itself.
     over: bool,
     ended: bool,
+    /// It came to nothing, and so does all that lies in it.
+    failed: bool,
 }
 
 impl Known {
@@ -108,6 +110,7 @@ impl Names {
             children: 0,
             over: false,
             ended: false,
+            failed: false,
         };
         self.known.insert(entry.id, known);
         Ok(())
@@ -179,6 +182,19 @@ impl Names {
     /// Whether the entry is a regular file.
     pub(crate) fn is_file(&self, entry: EntryId) -> bool {
         self.known.get(&entry).is_some_and(|known| known.is_file)
+    }
+
+    /// The entry came to nothing. Whether the directory that it lies in did so before, which is then
+    /// the reason.
+    pub(crate) fn fail(&mut self, entry: EntryId) -> bool {
+        let Some(known) = self.known.get_mut(&entry) else {
+            return false;
+        };
+        known.failed = true;
+        match known.place {
+            Place::In(parent, _) => self.known.get(&parent).is_some_and(|parent| parent.failed),
+            Place::Root(_) => false,
+        }
     }
 
     /// The entry is settled: its name is dropped once nothing hangs below it.

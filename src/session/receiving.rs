@@ -263,11 +263,15 @@ impl Driver {
             }
             Done::Placed(page, placed) => {
                 self.placing = false;
-                Input::Placed {
+                self.engine.handle(Input::Placed {
                     page,
                     entries: placed.entries.into_iter().map(verdict).collect(),
                     directories: placed.finished,
+                });
+                if let Some(fault) = placed.unusable {
+                    self.cancel(fault);
                 }
+                return None;
             }
             Done::Inputs(inputs) => {
                 for input in inputs {
@@ -331,9 +335,9 @@ impl Driver {
 
     /// What was left out, once per kind.
     async fn report_remarks(&mut self) {
-        for text in self.remarks.take() {
+        for (text, path) in self.remarks.take() {
             let fault = Fault::new(FaultCode::Special, text);
-            self.watch.warn(Vec::new(), fault).await;
+            self.watch.warn(path, fault).await;
         }
     }
 
@@ -348,7 +352,7 @@ impl Driver {
     async fn output(&mut self, output: Output) -> Option<Ended> {
         match output {
             Output::Send(message) => {
-                if matches!(message, Message::Finish | Message::Failed(_)) {
+                if matches!(message, Message::Finish(_) | Message::Failed(_)) {
                     self.tell_remarks();
                 }
                 self.seat.say(message);

@@ -34,12 +34,15 @@ impl Remarks {
         }
     }
 
-    /// A sentence for each kind; nothing is left.
-    pub(crate) fn take(&mut self) -> Vec<String> {
+    /// A sentence for each kind and the path of the first entry, if it has a name; nothing is left.
+    pub(crate) fn take(&mut self) -> Vec<(String, Vec<u8>)> {
         let gathered = std::mem::take(&mut self.0).into_iter();
         let told = gathered.filter(|(_, gathered)| gathered.count > 0);
-        told.map(|(kind, gathered)| gathered.sentence(kind))
-            .collect()
+        told.map(|(kind, gathered)| {
+            let first = gathered.paths.first().cloned().unwrap_or_default();
+            (gathered.sentence(kind), first)
+        })
+        .collect()
     }
 }
 
@@ -117,10 +120,14 @@ mod tests {
         let told = remarks.take();
         assert_eq!(told.len(), 2, "{told:?}");
         assert!(
-            told[0].ends_with("; at 'f1', 'f2', 'f3', 'f4' and 968 more"),
+            told[0]
+                .0
+                .ends_with("; at 'f1', 'f2', 'f3', 'f4' and 968 more"),
             "{told:?}"
         );
-        assert!(told[1].ends_with("left out; at 1 entry"), "{told:?}");
+        assert_eq!(told[0].1, b"f1");
+        assert!(told[1].0.ends_with("left out; at 1 entry"), "{told:?}");
+        assert_eq!(told[1].1, b"");
         assert!(remarks.take().is_empty());
     }
 

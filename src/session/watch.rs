@@ -61,7 +61,7 @@ pub(crate) struct Totals {
     pub(crate) warnings: u64,
     /// When the first READ was posted and when the last chunk or pack was stored, at a receiver.
     data: Option<(Instant, Instant)>,
-    /// The first failures with their paths.
+    /// The first failures with their paths, without those that follow from a directory's.
     pub(crate) failures: Vec<Failure>,
 }
 
@@ -274,7 +274,10 @@ impl Watch {
         if let Outcome::Failed(fault) = &outcome {
             let place = self.names.place(entry);
             location = self.locate(place.as_ref(), entry_type, fault);
-            self.fail(path.clone(), fault, location.clone());
+            // One cause is told once, and not again for each name below a directory.
+            if !self.names.fail(entry) {
+                self.fail(path.clone(), fault, location.clone());
+            }
         }
         self.names.settle(entry);
         self.tell(Event::Ended {

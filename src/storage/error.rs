@@ -165,7 +165,9 @@ pub fn code_of(error: &io::Error) -> FaultCode {
 /// What a person can do about it, where the kernel's words don't say.
 fn hint_of(errno: Errno) -> Option<&'static str> {
     Some(match errno {
-        Errno::XDEV => "the path leads outside of what is exported",
+        Errno::XDEV => {
+            "the path leads outside of the export (of a local path: a symbolic link leads nowhere)"
+        }
         Errno::LOOP => "a symbolic link stands where none is followed",
         Errno::ROFS => "mount the file system for writing or choose another place",
         Errno::NOSPC => "free space or choose another place, then run the same command again",

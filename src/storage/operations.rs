@@ -21,7 +21,7 @@ use super::status::Status;
 use super::walk::{Found, OwnFiles, Step, Trouble, TroubleAt, Walk};
 use crate::ids::EntryId;
 use crate::integrity::sum_file;
-use crate::limits::WALK_NAMES_BYTES_MAX;
+use crate::limits::{PATH_BYTES_MAX, WALK_NAMES_BYTES_MAX};
 use crate::manifest::Name;
 use crate::wire::message::{HashKind, Listed, ListedKind};
 use crate::wire::{Fault, FaultCode};
@@ -77,6 +77,9 @@ pub fn list(
     };
     while let Some(step) = tree.next("list", path, output.cancelled)? {
         match step {
+            Step::Found(found) if tree.is_too_long(&found) => {
+                tree.blame_too_long("list", &found, output);
+            }
             Step::Found(found) => {
                 if recursive && found.status.is_directory() && !found.mount_point {
                     tree.walk.descend(EntryId(0), &found);
@@ -85,7 +88,7 @@ pub fn list(
             }
             Step::Trouble(trouble) if trouble.vanished => {}
             Step::Trouble(trouble) => (output.tell)(tree.blamed(trouble)?),
-            Step::Left { .. } => {}
+            Step::Left { directory, .. } => tree.left(&directory),
         }
     }
     Ok(())
@@ -116,6 +119,12 @@ pub fn sum(
     while let Some(step) = tree.next("sum", path, output.cancelled)? {
         match step {
             Step::Found(found) if found.mount_point => {}
+            Step::Found(found)
+                if (found.status.is_directory() || found.status.is_file())
+                    && tree.is_too_long(&found) =>
+            {
+                tree.blame_too_long("sum", &found, output);
+            }
             Step::Found(found) if found.status.is_directory() => {
                 tree.walk.descend(EntryId(0), &found);
             }
@@ -124,7 +133,8 @@ pub fn sum(
                 (output.tell)(line);
             }
             Step::Trouble(trouble) if !trouble.vanished => (output.tell)(tree.blamed(trouble)?),
-            Step::Found(_) | Step::Trouble(_) | Step::Left { .. } => {}
+            Step::Left { directory, .. } => tree.left(&directory),
+            Step::Found(_) | Step::Trouble(_) => {}
         }
     }
     Ok(())
@@ -250,6 +260,8 @@ struct Tree {
     walk: Walk,
     open: OpenDirectories,
     base: Status,
+    /// Directories on the way that were blamed for names whose path no line can hold.
+    too_long_in: Vec<Arc<Directory>>,
 }
 
 impl Tree {
@@ -264,7 +276,12 @@ impl Tree {
         let base = Status::of(&fd).map_err(|errno| StorageError::new("look at", path, errno))?;
         let directory = Directory::held(EntryId(0), fd, path.to_vec());
         let walk = Walk::new(directory, base, own_files, WALK_NAMES_BYTES_MAX);
-        Ok(Some(Self { walk, open, base }))
+        Ok(Some(Self {
+            walk,
+            open,
+            base,
+            too_long_in: Vec::new(),
+        }))
     }
 
     fn next(
@@ -333,11 +350,52 @@ impl Tree {
         }
     }
 
+    /// Whether the path of what was found is longer than a line's may be, though the kernel, which
+    /// is asked from directory to directory, lets it be.
+    fn is_too_long(&self, found: &Found) -> bool {
+        let path = found.parent.relative_of(found.name.as_bytes());
+        path.len() > PATH_BYTES_MAX
+    }
+
+    /// A line for the directory that holds names that can't be told: one, however many they are.
+    fn blame_too_long(&mut self, op: &'static str, found: &Found, output: &mut Output<'_>) {
+        let parent = &found.parent;
+        if self
+            .too_long_in
+            .iter()
+            .any(|told| Arc::ptr_eq(told, parent))
+        {
+            return;
+        }
+        self.too_long_in.push(Arc::clone(parent));
+        let text = format!(
+            "its path is longer than {PATH_BYTES_MAX} bytes; name a directory further down on the \
+             command line"
+        );
+        let path = parent.path_of(found.name.as_bytes());
+        let error = StorageError::refused(op, path, FaultCode::Storage, text);
+        (output.tell)(blank(
+            parent.relative(),
+            ListedKind::Directory,
+            Some(error.fault()),
+        ));
+    }
+
+    /// Nothing more comes of this directory.
+    fn left(&mut self, directory: &Arc<Directory>) {
+        self.too_long_in
+            .retain(|told| !Arc::ptr_eq(told, directory));
+    }
+
     /// A line for what went wrong; the error itself if that is the listing of the whole.
     fn blamed(&self, trouble: Trouble) -> Result<Listed, StorageError> {
         let (path, kind) = match trouble.at {
             TroubleAt::Name(parent, name) => {
-                (parent.relative_of(name.as_bytes()), ListedKind::Special)
+                let path = parent.relative_of(name.as_bytes());
+                match path.len() {
+                    0..=PATH_BYTES_MAX => (path, ListedKind::Special),
+                    _ => (parent.relative(), ListedKind::Directory),
+                }
             }
             TroubleAt::Directory(directory) => match directory.parent() {
                 Some(_) => (directory.relative(), ListedKind::Directory),

@@ -9,7 +9,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstatfs, openat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstatfs, openat};
 use rustix::io::{self, Errno};
 
 use super::at::open2;
@@ -132,13 +132,13 @@ impl Root {
             return Err(failed(Errno::ISDIR));
         }
         if !seen.is_file() {
-            return Err(special(path));
+            return Err(special(path, seen.kind));
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = self.open_below(path, flags).map_err(failed)?;
         let status = Status::of(&file).map_err(failed)?;
         if !status.is_file() {
-            return Err(special(path));
+            return Err(special(path, status.kind));
         }
         Ok((file, status))
     }
@@ -198,9 +198,20 @@ impl AsFd for Root {
 }
 
 /// What a device, FIFO or socket is answered with.
-pub(crate) fn special(path: &[u8]) -> StorageError {
-    let text = "neither file, directory nor symbolic link";
+pub(crate) fn special(path: &[u8], kind: FileType) -> StorageError {
+    let text = format!("it is {}", not_copied(kind));
     StorageError::refused("open", path, FaultCode::Special, text)
+}
+
+/// What a thing is that has no content of its own, and what has.
+pub(super) fn not_copied(kind: FileType) -> String {
+    let what = match kind {
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        _ => "nothing that can be copied",
+    };
+    format!("{what}; only regular files, directories and symbolic links are copied")
 }
 
 /// Whether openat2(2) works at all: a kernel before 5.6 answers ENOSYS, an old seccomp profile EPERM.
@@ -228,7 +239,9 @@ pub(super) fn refuse_kernel_file_systems(fd: impl AsFd, path: &[u8]) -> Result<(
     let Some((_, name)) = known else {
         return Ok(());
     };
-    let text = format!("it lies in the kernel's own file system '{name}', which is never copied");
+    let text = format!(
+        "it lies in the kernel's own file system '{name}', whose files have no lasting content"
+    );
     Err(StorageError::refused("open", path, FaultCode::Denied, text))
 }
 

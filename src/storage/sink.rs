@@ -94,10 +94,13 @@ pub enum Placed {
 /// What became of a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlacedPage {
-    /// One for each entry of the page, in its order.
+    /// One for each entry of the page, in its order; up to the one that failed if the destination
+    /// is of no use.
     pub entries: Vec<(EntryId, Placed)>,
     /// Directories that ended with nothing outstanding.
     pub finished: Vec<(EntryId, Outcome)>,
+    /// Nothing can be put at the destination, whatever it is, so that the run has no use.
+    pub unusable: Option<Fault>,
 }
 
 /// Results by entry.

@@ -23,7 +23,7 @@ use super::at::read_link;
 use super::directory::{Directory, OpenDirectories};
 use super::error::{ShownPath, StorageError};
 use super::links::LinkTable;
-use super::root::{LastSymlink, special};
+use super::root::{LastSymlink, not_copied, special};
 use super::source::{Files, Location, SourceSpec, WalkOptions};
 use super::status::Status;
 use super::walk::{Found, OwnFiles, Step, Trouble, TroubleAt, Walk};
@@ -163,7 +163,7 @@ impl Tour {
             return Ok(());
         }
         if !status.is_file() {
-            return Err(special(&spec.path));
+            return Err(special(&spec.path, status.kind));
         }
         let xattrs = self.xattrs(|| {
             let (file, _) = spec.root.open_regular(&spec.path)?;
@@ -246,11 +246,8 @@ impl Tour {
                 Err(error) => self.skip(place, error.fault(), true),
             }
         } else {
-            self.note(
-                place,
-                &path(),
-                "is a device, FIFO or socket; those are not copied",
-            );
+            let text = format!("is {}", not_copied(status.kind));
+            self.note(place, &path(), &text);
         }
     }
 

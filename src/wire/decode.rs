@@ -13,9 +13,9 @@ use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use crate::wire::codec::Reader;
 use crate::wire::kind::Kind;
 use crate::wire::message::{
-    ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind, ManifestPage,
-    Message, Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, Remark,
-    RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
+    Carried, ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind,
+    ManifestPage, Message, Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey,
+    Remark, RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
 };
 use crate::wire::{Fault, FaultCode, WireError, rail, tag};
 
@@ -46,6 +46,9 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
             let (link, reason) = rail::read_down(r)?;
             Message::RailDown { link, reason }
         }
+        Kind::RailMemory => Message::RailMemory {
+            reason: r.text("reason")?,
+        },
         Kind::Open => Message::Open(read_open(r)?),
         Kind::Opened => Message::Opened,
         Kind::Failed => Message::Failed(read_fault(r)?),
@@ -75,7 +78,10 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
         Kind::Settled => Message::Settled(r.list(BATCH_ENTRIES_MAX, 9, "entries", |r| {
             Ok((read_entry_id(r)?, read_outcome(r)?))
         })?),
-        Kind::Finish => Message::Finish,
+        Kind::Finish => Message::Finish(Carried {
+            tcp: r.u64()?,
+            rdma: r.u64()?,
+        }),
         Kind::Finished => Message::Finished,
         Kind::Remarks => Message::Remarks(r.short_list(REMARKS_MAX, 10, "remarks", read_remark)?),
         Kind::Bench => {

@@ -44,8 +44,13 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
         Message::RailReady(ready) => rail::write_ready(w, ready),
         Message::RailProof { link, read } => rail::write_proof(w, link, read),
         Message::RailDown { link, reason } => rail::write_down(w, link, reason),
+        Message::RailMemory { reason } => w.text(reason),
         Message::Open(open) => write_open(w, open),
-        Message::Opened | Message::Finish | Message::Finished | Message::Done => {}
+        Message::Finish(carried) => {
+            w.u64(carried.tcp);
+            w.u64(carried.rdma);
+        }
+        Message::Opened | Message::Finished | Message::Done => {}
         Message::Credit {
             pages,
             region_bytes,

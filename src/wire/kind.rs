@@ -46,6 +46,7 @@ kinds! {
     RailReady = 9,
     RailProof = 10,
     RailDown = 11,
+    RailMemory = 14,
     Open = 16,
     Opened = 17,
     Failed = 18,
@@ -72,7 +73,7 @@ kinds! {
 impl Kind {
     /// Whether a reader that does not know it may skip it.
     pub(super) const fn may_be_skipped(self) -> bool {
-        matches!(self, Self::Remarks)
+        matches!(self, Self::Remarks | Self::RailMemory)
     }
 
     /// Whether it belongs to the session and so stands under no transfer's id.

@@ -90,30 +90,30 @@ impl Hostile {
         Self::connect_from(server, None).expect("it is welcome")
     }
 
-    /// A session of this level with a daemon.
-    pub(crate) fn connect_at(level: u16, server: SocketAddr) -> Self {
-        Self::greet(level, server, None).expect("it is welcome")
-    }
-
     /// A session with a daemon, or why there is none.
     pub(crate) fn connect_from(server: SocketAddr, from: Option<IpAddr>) -> Result<Self, Fault> {
-        Self::greet(1, server, from)
+        Self::begin(server, from).greet(1)
     }
 
-    fn greet(level: u16, server: SocketAddr, from: Option<IpAddr>) -> Result<Self, Fault> {
-        let mut hostile = Self::begin(server, from);
-        hostile.say(
+    /// A session with a daemon, at the highest level up to this one.
+    pub(crate) fn connect_at(server: SocketAddr, level_max: u16) -> Self {
+        let greeted = Self::begin(server, None).greet(level_max);
+        greeted.expect("it is welcome")
+    }
+
+    fn greet(mut self, level_max: u16) -> Result<Self, Fault> {
+        self.say(
             TransferId::NONE,
             Message::Hello(Hello {
                 level_min: 1,
-                level_max: level,
+                level_max,
                 software: "hostile".to_owned(),
             }),
         );
-        match hostile.hear(DEADLINE) {
+        match self.hear(DEADLINE) {
             Heard::Said(_, Message::Welcome(Welcome { session, .. })) => {
-                hostile.session = session;
-                Ok(hostile)
+                self.session = session;
+                Ok(self)
             }
             Heard::Said(_, Message::Goodbye(fault)) => Err(fault),
             other => panic!("instead of a welcome: {other:?}"),

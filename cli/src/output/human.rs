@@ -84,11 +84,11 @@ impl Human {
             let about = about_fault(&failure.path, failure.location.as_ref(), &failure.fault);
             io.stderr.line(&format!("rdcp: {about}"));
         }
-        let listed = summary.failures.len().min(LISTED_MAX) as u64;
-        // A run that ended by its one failure tells it elsewhere.
-        if listed > 0 && summary.failed > listed {
-            io.stderr
-                .line(&format!("rdcp: and {} more", summary.failed - listed));
+        let beyond = summary.failures.len().saturating_sub(LISTED_MAX) as u64;
+        let more = summary.failures_unlisted + beyond;
+        // A run that was ended by its one failure tells that elsewhere.
+        if !summary.failures.is_empty() && more > 0 {
+            io.stderr.line(&format!("rdcp: and {more} more"));
         }
     }
 
@@ -155,7 +155,9 @@ fn summary_line(summary: &Summary) -> String {
     parts.push(summary.transport.clone());
     match summary.hash {
         HashKind::None => parts.push("not verified".to_owned()),
-        hash if summary.verified => parts.push(format!("verified with {}", hash_name(hash))),
+        hash if summary.verified == Some(true) => {
+            parts.push(format!("verified with {}", hash_name(hash)))
+        }
         // There was nothing to verify.
         _ => {}
     }
@@ -168,7 +170,7 @@ mod tests {
     use crate::exit::End;
     use crate::io::tests::captured;
     use crate::output::Output;
-    use rdcp::progress::Failure;
+    use rdcp::progress::{Carried, Failure};
     use rdcp::wire::FaultCode;
     use std::time::Duration;
 
@@ -176,8 +178,9 @@ mod tests {
         Summary {
             transport: "tcp".into(),
             reason: "no RDMA device".into(),
+            carried: Carried::default(),
             hash: HashKind::Blake3,
-            verified: true,
+            verified: Some(true),
             published: 3,
             files: 3,
             unchanged: 0,
@@ -189,6 +192,7 @@ mod tests {
             elapsed: Duration::from_secs(2),
             data_elapsed: None,
             failures: Vec::new(),
+            failures_unlisted: 0,
         }
     }
 
@@ -261,6 +265,7 @@ mod tests {
         Output::new(io).summary(&Summary {
             failed: 1234,
             failures,
+            failures_unlisted: 1134,
             ..summary()
         });
         let text = err.text();

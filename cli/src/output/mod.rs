@@ -14,7 +14,7 @@ use std::time::Duration;
 use rdcp::client::BenchReport;
 use rdcp::doctor::Diagnosis;
 use rdcp::options::HashKind;
-use rdcp::progress::{Event, Failure, Progress, Report};
+use rdcp::progress::{Carried, Event, Failure, Progress, Report};
 use rdcp::storage::error::ShownPath;
 use rdcp::wire::Fault;
 use rdcp::wire::message::{Listed, TransportOffer};
@@ -49,14 +49,16 @@ pub(crate) enum JsonTo {
 /// How a copy ended, as both voices tell it.
 #[derive(Clone, Debug)]
 pub(crate) struct Summary {
-    /// `rdma`, `tcp`, `local`.
+    /// `rdma`, `tcp`, `local`, `rdma+tcp`.
     pub(crate) transport: String,
     /// Why this and none better.
     pub(crate) reason: String,
+    /// What landed by which.
+    pub(crate) carried: Carried,
     /// What proved the chunks.
     pub(crate) hash: HashKind,
-    /// Files were published and all of them proved.
-    pub(crate) verified: bool,
+    /// Whether all of the published files were proved; nothing if there was nothing to prove.
+    pub(crate) verified: Option<bool>,
     /// Entries published.
     pub(crate) published: u64,
     /// Files among them.
@@ -79,6 +81,8 @@ pub(crate) struct Summary {
     pub(crate) data_elapsed: Option<Duration>,
     /// The first failures.
     pub(crate) failures: Vec<Failure>,
+    /// How many more there are.
+    pub(crate) failures_unlisted: u64,
 }
 
 impl From<&Report> for Summary {
@@ -86,6 +90,7 @@ impl From<&Report> for Summary {
         Self {
             transport: report.transport.to_owned(),
             reason: report.reason.clone(),
+            carried: report.carried,
             hash: report.hash,
             verified: report.verified(),
             published: report.published,
@@ -99,6 +104,7 @@ impl From<&Report> for Summary {
             elapsed: report.elapsed,
             data_elapsed: report.data_elapsed,
             failures: report.failures.clone(),
+            failures_unlisted: report.failures_unlisted,
         }
     }
 }
@@ -156,6 +162,15 @@ pub(crate) enum Difference {
     Content,
     /// One is a file, the other something else.
     Kind,
+}
+
+/// What a small request did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Something is gone.
+    Removed,
+    /// A directory is there.
+    Made,
 }
 
 impl Output {
@@ -294,6 +309,13 @@ impl Output {
         }
     }
 
+    /// Something was removed or made. People see it by the silence.
+    pub(crate) fn changed(&mut self, change: Change, at: &Location) {
+        if let Voice::Json(json) = &mut self.voice {
+            json.changed(&mut self.io, change, &at.path);
+        }
+    }
+
     /// A file's digest.
     pub(crate) fn digest(&mut self, path: &[u8], digest: &[u8; 32], hash: HashKind, len: u64) {
         match &mut self.voice {
@@ -365,16 +387,33 @@ impl Output {
         }
         self.io.stdout.flush();
         self.io.stderr.flush();
-        // Output that was asked for and is missing is a failure, unless its reader went away.
-        let lost = self.io.stdout.failure().map(ToString::to_string);
-        if let (Some(reason), ExitStatus::DONE) = (lost, end.status) {
-            let reason = crate::escape::text(&reason);
-            self.io
-                .stderr
-                .line(&format!("rdcp: standard output: {reason}"));
-            return ExitStatus::of(ErrorKind::Storage);
+        let Some(lost) = self.lost(end) else {
+            return end.status;
+        };
+        self.io.stderr.line(&format!("rdcp: {lost}"));
+        match end.status {
+            ExitStatus::DONE => ExitStatus::of(ErrorKind::Storage),
+            status => status,
         }
-        end.status
+    }
+
+    /// What was asked for and was not delivered. Words for people may stay unread: who reads them
+    /// knows where they end. A program that was promised a summary does not.
+    fn lost(&self, end: End) -> Option<String> {
+        // Of a run that failed otherwise it may be the very failure.
+        if let (Some(error), ExitStatus::DONE) = (self.io.stdout.failure(), end.status) {
+            let reason = crate::escape::text(&error.to_string());
+            return Some(format!("standard output: {reason}"));
+        }
+        let Voice::Json(json) = &self.voice else {
+            return None;
+        };
+        let (name, stream) = match json.to() {
+            JsonTo::Stdout => ("standard output", &self.io.stdout),
+            JsonTo::Stderr => ("standard error", &self.io.stderr),
+        };
+        let closed = format!("{name} was closed before all JSON lines were read");
+        (!stream.is_open()).then_some(closed)
     }
 }
 
@@ -419,24 +458,37 @@ fn about(path: &[u8], location: Option<&Location>, kind: ErrorKind, reason: &str
     format!("{place}: {reason}{whose}")
 }
 
-/// "can't open 'run/f': why" knows less of the place than its location does: the path below an
-/// export or a directory that is held. It is left out where it is the end of the location.
+/// "can't open 'run/f': why" and "'run/f' is this" know less of the place than its location does: the
+/// path below an export or a directory that is held. It is left out where it is the end of the
+/// location.
 fn without_place(reason: &str, place: &[u8]) -> String {
+    let shown = ShownPath(place).to_string();
+    let is_place = |path: &str| {
+        let path = path.strip_prefix("...").unwrap_or(path);
+        let above = shown.strip_suffix(path.trim_matches('/'));
+        above.is_some_and(|above| above.is_empty() || above.ends_with('/') || above == "...")
+    };
+    let what_is = reason
+        .strip_prefix('\'')
+        .and_then(|rest| rest.split_once("' "));
+    if let Some((path, what)) = what_is
+        && is_place(path)
+    {
+        return what.to_owned();
+    }
     let quoted = reason
         .strip_prefix("can't ")
         .and_then(|rest| rest.split_once(" '"))
         .filter(|(verb, _)| !verb.contains('\''))
         .and_then(|(verb, rest)| Some((verb, rest.split_once("': ")?)));
-    let Some((verb, (path, why))) = quoted else {
-        return reason.to_owned();
-    };
-    let shown = ShownPath(place).to_string();
-    let path = path.strip_prefix("...").unwrap_or(path);
-    let above = shown.strip_suffix(path.trim_matches('/'));
-    if above.is_some_and(|above| above.is_empty() || above.ends_with('/') || above == "...") {
-        format!("can't {verb}: {why}")
-    } else {
-        reason.to_owned()
+    match quoted {
+        Some((verb, (path, why))) if is_place(path) => {
+            // "look at" and "write to" want something behind them.
+            let hangs = [" at", " to", " of"].iter().any(|end| verb.ends_with(end));
+            let it = if hangs { " it" } else { "" };
+            format!("can't {verb}{it}: {why}")
+        }
+        _ => reason.to_owned(),
     }
 }
 
@@ -499,10 +551,26 @@ mod tests {
             "/tmp/it's/f\\n: can't write: full"
         );
         assert_eq!(about(b"x", None, ErrorKind::Storage, "full"), "x: full");
+        let other = about(b"f", Some(&local), ErrorKind::Storage, "'other' is a FIFO");
+        assert_eq!(other, "/tmp/it's/f\\n: 'other' is a FIFO");
+        let local = Location::local(*b"/tmp/new");
+        assert_eq!(
+            about(
+                b"new",
+                Some(&local),
+                ErrorKind::NotFound,
+                "can't write to 'new': there is no such directory"
+            ),
+            "/tmp/new: can't write to it: there is no such directory"
+        );
+        assert_eq!(
+            about(b"new", Some(&local), ErrorKind::Usage, "'new' is a FIFO"),
+            "/tmp/new: is a FIFO"
+        );
     }
 
     #[test]
-    fn lost_output_is_a_failure_and_a_lost_reader_is_none() {
+    fn lost_output_is_a_failure() {
         for (path, expected) in [("/dev/full", 7), ("/dev/null", 0)] {
             let file = std::fs::File::options().write(true).open(path).unwrap();
             let io = Io {

@@ -3,14 +3,14 @@
 use rdcp::client::Client;
 use rdcp::remote::Remote;
 use rdcp::wire::message::{Listed, RemotePath};
-use rdcp::{Error, ErrorKind};
+use rdcp::{Error, ErrorKind, Location};
 use tokio::sync::Notify;
 
 use super::{Sessions, below, fail, remote_path, server_name};
 use crate::args::ConnectionArgs;
 use crate::escape;
 use crate::exit::{End, Ending};
-use crate::output::{Output, PingReport};
+use crate::output::{Change, Output, PingReport};
 
 pub(super) async fn list(
     paths: &[Remote],
@@ -102,7 +102,8 @@ pub(super) async fn remove(
     connection: &ConnectionArgs,
     output: &mut Output,
 ) -> End {
-    each(paths, connection, output, async |client, path| {
+    let change = Change::Removed;
+    each(paths, change, connection, output, async |client, path| {
         client.remove(path, recursive).await
     })
     .await
@@ -114,7 +115,8 @@ pub(super) async fn make_directories(
     connection: &ConnectionArgs,
     output: &mut Output,
 ) -> End {
-    each(paths, connection, output, async |client, path| {
+    let change = Change::Made;
+    each(paths, change, connection, output, async |client, path| {
         if path.path.is_empty() {
             return Err(no_new_export(client, path).await);
         }
@@ -159,6 +161,7 @@ async fn no_new_export(client: &Client, path: &RemotePath) -> Error {
 /// Does the same to each place, going on after those that fail.
 async fn each(
     paths: &[Remote],
+    change: Change,
     connection: &ConnectionArgs,
     output: &mut Output,
     act: impl AsyncFn(&Client, &RemotePath) -> Result<(), Error>,
@@ -170,8 +173,9 @@ async fn each(
             Ok(client) => client,
             Err(error) => return fail(output, &error),
         };
-        if let Err(error) = act(&client, &remote_path(remote)).await {
-            ending.error(output, &error);
+        match act(&client, &remote_path(remote)).await {
+            Ok(()) => output.changed(change, &Location::remote(remote)),
+            Err(error) => ending.error(output, &error),
         }
     }
     sessions.close().await;

@@ -17,6 +17,7 @@ use rdcp::{Error, ErrorKind, Location};
 
 use crate::args::ConnectionArgs;
 use crate::confirm;
+use crate::escape;
 use crate::exit::End;
 use crate::job::Job;
 use crate::manual;
@@ -60,8 +61,20 @@ async fn run_online(job: Job, verbose: bool, output: &mut Output) -> End {
         Job::Print {
             source,
             connection,
+            timeout,
             output: told,
-        } => print::print(&source, &connection, &told, verbose, output, &mut signals).await,
+        } => {
+            let run = print::print(
+                &source,
+                &connection,
+                timeout,
+                &told,
+                verbose,
+                output,
+                &mut signals,
+            );
+            run.await
+        }
         job => tokio::select! {
             end = look(job, output) => end,
             status = signals.first() => End::signal(status),
@@ -116,9 +129,16 @@ async fn look(job: Job, output: &mut Output) -> End {
 
 fn show_manual(page: Option<&str>, dir: Option<&std::path::Path>, output: &mut Output) -> End {
     if let Some(dir) = dir {
-        return match manual::write_pages(dir) {
-            Ok(count) => {
-                output.remark(&format!("wrote {count} pages"));
+        return match manual::write_all(dir) {
+            Ok(written) => {
+                output.remark(&format!("wrote {} pages", written.pages));
+                if let Err(reason) = written.daemon {
+                    // Told to scripts as well: a package without the page would be made otherwise.
+                    let reason = escape::text(&reason);
+                    output.io().stderr.line(&format!(
+                        "rdcp: rdcpd(1) was not written, 'rdcpd --man' prints it ({reason})"
+                    ));
+                }
                 End::DONE
             }
             Err(error) => {

@@ -7,8 +7,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use rdcp::client::{Client, RemoteFile, TransportReport};
-use rdcp::options::{ClientOptions, HashKind};
-use rdcp::progress::{EntryType, Event, Progress};
+use rdcp::options::{ClientOptions, HashKind, TransferOptions};
+use rdcp::progress::{Carried, EntryType, Event, Progress};
 use rdcp::remote::Remote;
 use rdcp::{Error, ErrorKind, ListedKind, Location, Outcome, TransferId};
 use tokio::sync::mpsc;
@@ -32,6 +32,7 @@ const PRINT_AHEAD: usize = 4;
 pub(super) async fn print(
     source: &Remote,
     connection: &ConnectionArgs,
+    timeout: Option<Duration>,
     told: &TransferOutput,
     verbose: bool,
     output: &mut Output,
@@ -47,12 +48,13 @@ pub(super) async fn print(
     }
     let options = {
         let server = server_name(&source.host, source.port);
-        client_options(connection, None, None, output.is_interactive(), server)
+        client_options(connection, None, timeout, output.is_interactive(), server)
     };
     let mut run = Run {
         source,
         id,
         begun: Instant::now(),
+        timeout: timeout.unwrap_or(TransferOptions::default().stall_timeout),
         transport: None,
         written: 0,
     };
@@ -77,6 +79,8 @@ struct Run<'a> {
     source: &'a Remote,
     id: TransferId,
     begun: Instant,
+    /// How long nothing may come.
+    timeout: Duration,
     transport: Option<TransportReport>,
     /// Bytes that standard output took.
     written: u64,
@@ -119,7 +123,7 @@ impl Run<'_> {
             stdout.flush();
             (stdout, written)
         });
-        let result = read_all(&file, &pieces, output).await;
+        let result = read_all(&file, self.timeout, &pieces, output).await;
         drop(pieces);
         let (stdout, written) = writer
             .await
@@ -176,8 +180,9 @@ impl Run<'_> {
         Summary {
             transport: chosen.map_or("", |chosen| chosen.transport).to_owned(),
             reason: chosen.map_or("", |chosen| &chosen.reason).to_owned(),
+            carried: Carried::default(),
             hash: HashKind::Blake3,
-            verified: done,
+            verified: Some(done),
             published: done.into(),
             files: done.into(),
             updated: 0,
@@ -190,8 +195,14 @@ impl Run<'_> {
             data_elapsed: None,
             // The one failure is what ends the run, and is told as that.
             failures: Vec::new(),
+            failures_unlisted: 0,
         }
     }
+}
+
+fn nothing_came(timeout: Duration) -> Error {
+    let message = format!("nothing moved for {} s", timeout.as_secs_f64());
+    Error::new(ErrorKind::TimedOut, message)
 }
 
 fn closed_after(bytes: u64) -> Error {
@@ -208,6 +219,7 @@ fn not_written_after(bytes: u64, error: &io::Error) -> Error {
 /// Reads front to back until the end, or until nobody takes any more.
 async fn read_all(
     file: &RemoteFile,
+    timeout: Duration,
     pieces: &mpsc::Sender<Vec<u8>>,
     output: &mut Output,
 ) -> Result<(), Error> {
@@ -220,7 +232,11 @@ async fn read_all(
         let left = file.len() - progress.bytes_done;
         let size = usize::try_from(left).map_or(PRINT_BYTES, |left| left.min(PRINT_BYTES));
         let mut piece = vec![0; size];
-        let count = file.read_at(&mut piece, progress.bytes_done).await?;
+        // Whoever reads standard output may take as long as it likes; only the server's time counts.
+        let reading = file.read_at(&mut piece, progress.bytes_done);
+        let count = tokio::time::timeout(timeout, reading)
+            .await
+            .map_err(|_| nothing_came(timeout))??;
         if count == 0 {
             let message = "the file became shorter while it was read";
             return Err(Error::new(ErrorKind::SourceChanged, message));

@@ -33,7 +33,7 @@ use crate::session::peer::Peer;
 use crate::session::rails::talk::Gone;
 use crate::units::{ByteRange, ChunkRange};
 use crate::wire::Message;
-use crate::wire::message::{Grant, GrantPart, RailLink, RemotePath};
+use crate::wire::message::{Carried, Grant, GrantPart, RailLink, RemotePath};
 
 /// What a lease is good for after a sign of life was sent: less than the server waits for the next, which
 /// it hears later than it was sent.
@@ -175,7 +175,7 @@ pub(super) async fn hold(
         .iter()
         .map(|(grant, part)| held_part(grant, part, rail));
     let lease = Lease::new();
-    reading.renew(&lease);
+    reading.renew_lease(&lease);
     let (let_go, gone) = oneshot::channel();
     let region = HeldRegion {
         range,
@@ -210,12 +210,9 @@ impl Reading {
         }
     }
 
-    fn renew(&self, lease: &Lease) {
+    fn renew_lease(&self, lease: &Lease) {
         lease.renew();
-        self.seat.say(Message::Credit {
-            pages: 0,
-            region_bytes: 0,
-        });
+        self.renew();
     }
 
     /// Keeps what was granted until nobody needs it, or it is over.
@@ -225,7 +222,7 @@ impl Reading {
         loop {
             tokio::select! {
                 _ = &mut let_go => return,
-                _ = renewals.tick() => self.renew(&lease),
+                _ = renewals.tick() => self.renew_lease(&lease),
                 inbound = self.seat.inbox.recv() => {
                     let heard = inbound.ok_or_else(closed).and_then(|inbound| self.hear(inbound));
                     // Values of chunks that nobody compares.
@@ -248,7 +245,7 @@ async fn connect(
     grants: &[(Grant, GrantPart)],
 ) -> Result<(Option<Way>, u16, TransportReport), Error> {
     let with_bytes = || grants.iter().filter(|(_, part)| !part.extents.is_empty());
-    let mut report = session.transport();
+    let mut report = session.transport(Carried::default());
     if with_bytes().next().is_none() {
         return Ok((None, 0, report));
     }

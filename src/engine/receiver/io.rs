@@ -55,7 +55,8 @@ impl ReceiverOptions {
 pub enum Input {
     /// The peer said this in our transfer.
     Message(Message),
-    /// Answer to [`Output::Place`]: what becomes of each entry of that page, all of them.
+    /// Answer to [`Output::Place`]: what becomes of each entry of that page, all of them. Of fewer
+    /// only if a [`Input::Cancel`] follows.
     Placed {
         /// From the output.
         page: u64,

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::rails::{self, refusal};
+use super::rails::refusal;
 use super::{ServingMemory, SessionMemory, served, tcp_key};
 use crate::ids::RegionId;
 use crate::lane::{RegionTable, Served};
@@ -52,7 +52,7 @@ impl SessionMemory {
             match rails.register_slot(&mut slot) {
                 Ok(registered) => keys.extend(registered),
                 Err(error) if rails.policy().is_strict() => return Err(refusal(&error)),
-                Err(error) => rails::note_refusal(&error),
+                Err(error) => self.refusals.note(&error),
             }
         }
         let len = len.min(slot.len() as u64);

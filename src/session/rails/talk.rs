@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::book::{Book, RailKey, RailReport};
-use super::fabric::{Fabric, Half, LostSender, Owner};
+use super::fabric::{Fabric, Half, Lost, LostSender, Owner};
 use crate::limits::{RAIL_QUEUE_PAIRS_MAX, RAILS_MAX};
+use crate::session::counters::counters;
 use crate::wire::message::{PROBE_BYTES, Probe, RailEnd, RailLink};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
@@ -65,8 +66,12 @@ pub(super) struct Talk<F: Fabric, O> {
     pub(super) workers: Workers,
     pub(super) book: Arc<Mutex<Book>>,
     messages: mpsc::Receiver<Message>,
-    lost: mpsc::UnboundedReceiver<(RailLink, String)>,
+    lost: mpsc::UnboundedReceiver<Lost>,
     lost_sender: LostSender,
+    /// Queue pairs in use that were lost so far, at either end.
+    pub(super) losses: u64,
+    /// Why this end can't keep any: what made in their place would be lost as well.
+    pub(super) hopeless: Option<String>,
     pub(super) own: OwnLinks,
 }
 
@@ -96,13 +101,18 @@ impl OwnLinks {
         let _ = gone.set(format!("the peer lost the queue pair: {reason}"));
         true
     }
+
+    /// From now on nobody hears of their losses.
+    pub(super) fn lose_all(&mut self, reason: &str) {
+        for (_, gone) in self.0.drain(..) {
+            let _ = gone.set(reason.to_owned());
+        }
+    }
 }
 
 impl Drop for OwnLinks {
     fn drop(&mut self) {
-        for (_, gone) in &self.0 {
-            let _ = gone.set("the session ended".to_owned());
-        }
+        self.lose_all("the session ended");
     }
 }
 
@@ -221,6 +231,8 @@ where
             lost,
             lost_sender,
             own: OwnLinks::default(),
+            losses: 0,
+            hopeless: None,
         };
         (RailSender(sender), talk)
     }
@@ -229,44 +241,76 @@ where
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next thing, until `deadline`. Losses of queue pairs in use are seen to here.
+    /// The next thing, until `deadline`. Losses of queue pairs in use are seen to here; of one that no
+    /// lane carries only its reader has to know.
     pub(super) async fn hear(&mut self, deadline: Option<Instant>) -> Heard {
-        let late = async {
-            match deadline {
-                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            // This end holds a sender, so there is always a next one.
-            Some((link, reason)) = self.lost.recv() => {
-                if self.book().down(link) {
-                    tracing::info!(rail = link.rail, reason, "rail lost a queue pair");
-                    self.owner.say(Message::RailDown { link, reason });
+        loop {
+            let late = async {
+                match deadline {
+                    Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                    None => std::future::pending().await,
                 }
-                Heard::Lost
-            }
-            message = self.messages.recv() => match message {
+            };
+            let message = tokio::select! {
+                biased;
+                // This end holds a sender, so there is always a next one.
+                Some(lost) = self.lost.recv() => {
+                    self.take_loss(lost);
+                    return Heard::Lost;
+                }
+                message = self.messages.recv() => message,
+                () = late => return Heard::TimedOut,
+            };
+            match message {
                 Some(Message::RailDown { link, reason }) if self.own.lose(link, &reason) => {
-                    Heard::Lost
+                    counters().queue_pairs_lost.count();
                 }
-                Some(Message::RailDown { link, reason }) if self.take_down(link) => {
+                Some(Message::RailDown { link, reason })
+                    if self.take_down(link, &format!("the peer: {reason}")) =>
+                {
                     let reason = reason.escape_debug().to_string();
                     tracing::info!(rail = link.rail, reason, "the peer lost a queue pair");
                     self.owner.detach(link);
-                    Heard::Lost
+                    return Heard::Lost;
                 }
-                Some(message) => Heard::Message(message),
-                None => Heard::Closed,
-            },
-            () = late => Heard::TimedOut,
+                Some(message) => return Heard::Message(message),
+                None => return Heard::Closed,
+            }
+        }
+    }
+
+    /// A queue pair of a lane of this end is lost.
+    fn take_loss(&mut self, lost: Lost) {
+        let Lost {
+            link,
+            reason,
+            may_pass,
+        } = lost;
+        if self.take_down(link, &reason) {
+            tracing::info!(rail = link.rail, reason, "rail lost a queue pair");
+            let reason = reason.clone();
+            self.owner.say(Message::RailDown { link, reason });
+        }
+        if !may_pass {
+            self.hopeless.get_or_insert(reason);
         }
     }
 
     /// It is not in use any more; `false` if it was not before.
-    fn take_down(&self, link: RailLink) -> bool {
-        self.book().down(link)
+    fn take_down(&mut self, link: RailLink, reason: &str) -> bool {
+        let was_up = {
+            let mut book = self.book();
+            let was_up = book.down(link);
+            if was_up {
+                book.add_reason(reason);
+            }
+            was_up
+        };
+        if was_up {
+            self.losses += 1;
+            counters().queue_pairs_lost.count();
+        }
+        was_up
     }
 
     /// Drops what may block.
@@ -486,6 +530,7 @@ where
                 };
                 if purpose == Purpose::Own {
                     proved.up += 1;
+                    counters().queue_pairs_up.count();
                     proved.kept = Some((link, connection));
                     continue;
                 }
@@ -496,6 +541,7 @@ where
                     .attach(link, connection, self.lost_sender.clone())
                 {
                     proved.up += 1;
+                    counters().queue_pairs_up.count();
                 } else {
                     self.book().down(link);
                 }

@@ -183,16 +183,14 @@ impl Destination {
                 self.open(path)
             }
             Err(error) if error.errno() == Some(Errno::NOENT) => {
-                let text = format!(
-                    "the directory '{}' does not exist; make it first, or let --mkpath make it",
-                    ShownPath(path)
-                );
-                Err(StorageError::refused(
-                    "write to",
-                    &*self.path,
-                    FaultCode::NotFound,
-                    text,
-                ))
+                let what = if path == self.path {
+                    "there is no such directory".to_owned()
+                } else {
+                    format!("there is no directory '{}'", ShownPath(path))
+                };
+                let text = format!("{what}; make it first, or let --mkpath make it");
+                let code = FaultCode::NotFound;
+                Err(StorageError::refused("write to", &*self.path, code, text))
             }
             answer => answer,
         }

@@ -49,6 +49,8 @@ struct Page {
     last: Option<(EntryId, Arc<Handle>, bool)>,
     /// Directories with new symlinks, to be synced before those count as done.
     unsynced: Vec<(Parent, Arc<Handle>)>,
+    /// The destination itself can't be used.
+    unusable: Option<Fault>,
 }
 
 impl Sink {
@@ -58,6 +60,7 @@ impl Sink {
             now: compare::now(),
             last: None,
             unsynced: Vec::new(),
+            unusable: None,
         };
         let mut placed = PlacedPage::default();
         let mut ended = Vec::new();
@@ -67,6 +70,9 @@ impl Sink {
                     let id = entry.id;
                     let answer = self.place_entry(entry, &mut page);
                     placed.entries.push((id, answer.unwrap_or_else(failed)));
+                    if page.unusable.is_some() {
+                        break;
+                    }
                 }
                 Item::Note(Note::DirectoryEnd { directory, .. }) => {
                     // It may be the one remembered, and nothing more is taken into it.
@@ -80,6 +86,7 @@ impl Sink {
                 Item::Note(_) => {}
             }
         }
+        placed.unusable = page.unusable.take();
         self.sync_symlinks(&page.unsynced, &mut placed);
         placed.finished.extend(self.finish(ended));
         placed
@@ -138,7 +145,15 @@ impl Sink {
     fn spot(&self, place: &Place, is_directory: bool, page: &mut Page) -> Result<Spot, Fault> {
         match place {
             Place::Root(source) => {
-                let target = self.destination.target(*source, is_directory)?;
+                let target = self.destination.target(*source, is_directory);
+                let target = target.map_err(|error| {
+                    let fault = error.fault();
+                    // What a source is called may be refused, and the next one's name be fine.
+                    if !matches!(fault.code, FaultCode::Invalid | FaultCode::Protocol) {
+                        page.unusable = Some(fault.clone());
+                    }
+                    fault
+                })?;
                 let parent = Parent::Held(target.directory.clone());
                 Ok(Spot {
                     parent,

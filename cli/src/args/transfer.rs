@@ -1,0 +1,163 @@
+//! The commands that copy, and their options.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{Args, ValueHint};
+use rdcp::limits::STREAMS_MAX;
+use rdcp::units::ChunkSize;
+
+use super::values::{
+    HashArg, OverwriteArg, RdmaConnectArg, RdmaMemoryArg, TransportArg, chunk_size, duration,
+};
+use super::{ConnectionArgs, DATA_PATH, DESTINATION, FAILURES, OUTPUT, SELECTION};
+
+/// `rdcp pull`.
+#[derive(Debug, Args)]
+pub(crate) struct PullArgs {
+    /// Remote files and trees, all on one host
+    #[arg(required = true, value_name = "REMOTE", value_hint = ValueHint::Other)]
+    pub(crate) sources: Vec<OsString>,
+    /// Local destination; - is standard output
+    #[arg(value_name = "LOCAL", value_hint = ValueHint::AnyPath)]
+    pub(crate) destination: OsString,
+    #[command(flatten)]
+    pub(crate) transfer: TransferArgs,
+    #[command(flatten)]
+    pub(crate) output: TransferOutput,
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+}
+
+/// `rdcp push`.
+#[derive(Debug, Args)]
+pub(crate) struct PushArgs {
+    /// Local files and trees
+    #[arg(required = true, value_name = "LOCAL", value_hint = ValueHint::AnyPath)]
+    pub(crate) sources: Vec<OsString>,
+    /// Remote destination
+    #[arg(value_name = "REMOTE", value_hint = ValueHint::Other)]
+    pub(crate) destination: OsString,
+    #[command(flatten)]
+    pub(crate) transfer: TransferArgs,
+    #[command(flatten)]
+    pub(crate) output: TransferOutput,
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+}
+
+/// `rdcp cp`.
+#[derive(Debug, Args)]
+pub(crate) struct CpArgs {
+    /// Sources: all local, or all on one host
+    #[arg(required = true, value_name = "SRC", value_hint = ValueHint::AnyPath)]
+    pub(crate) sources: Vec<OsString>,
+    /// Destination on the other side
+    #[arg(value_name = "DST", value_hint = ValueHint::AnyPath)]
+    pub(crate) destination: OsString,
+    #[command(flatten)]
+    pub(crate) transfer: TransferArgs,
+    #[command(flatten)]
+    pub(crate) output: TransferOutput,
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+}
+
+/// What a copy carries, how it treats what is there, and how data travels.
+#[derive(Clone, Debug, Default, PartialEq, Args)]
+pub(crate) struct TransferArgs {
+    /// Copy directories with all below them, but for devices, FIFOs and sockets
+    ///
+    /// These are named in a warning and skipped, with -r and -a alike, and are no failure.
+    #[arg(short, long, help_heading = SELECTION)]
+    pub(crate) recursive: bool,
+    /// Carry all that can be carried: -r with modes, symbolic and hard links, user attributes, ACLs,
+    /// and owners where that is allowed
+    ///
+    /// Set-user-id and set-group-id bits are never carried. Without -a, symbolic links below a
+    /// directory are skipped with a warning, and each hard link becomes a file. A symbolic link that
+    /// is named as a source is copied as a link with -a; without -a, or with a slash at its end, it
+    /// stands for what it leads to.
+    #[arg(short, long, help_heading = SELECTION)]
+    pub(crate) archive: bool,
+    /// Carry permission bits; times are always carried
+    #[arg(short, long = "perms", help_heading = SELECTION)]
+    pub(crate) perms: bool,
+
+    /// When to replace a file that exists
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t, help_heading = DESTINATION)]
+    pub(crate) overwrite: OverwriteArg,
+    /// Replace only files that are older than their source; the same as --overwrite older
+    #[arg(short, long, conflicts_with = "overwrite", help_heading = DESTINATION)]
+    pub(crate) update: bool,
+    /// Make missing parents of the destination
+    #[arg(long, help_heading = DESTINATION)]
+    pub(crate) mkpath: bool,
+    /// Do not wait until files are safe on disk before they count as done
+    ///
+    /// Faster for many small files. If the destination loses power soon after, files that were
+    /// reported as done may be missing or empty.
+    #[arg(long, help_heading = DESTINATION)]
+    pub(crate) no_fsync: bool,
+
+    /// The digest that proves every chunk
+    #[arg(long, value_enum, value_name = "HASH", default_value_t, help_heading = DATA_PATH)]
+    pub(crate) hash: HashArg,
+    /// The way that bytes take; a choice that is not available is an error, never replaced
+    #[arg(long, value_enum, value_name = "NAME", default_value_t, help_heading = DATA_PATH)]
+    pub(crate) transport: TransportArg,
+    /// How files get before RDMA adapters when this end sends; the best that works is found by trying
+    #[arg(long, value_enum, value_name = "WAY", default_value_t, help_heading = DATA_PATH)]
+    pub(crate) rdma_memory: RdmaMemoryArg,
+    /// How RDMA queue pairs are connected
+    #[arg(long, value_enum, value_name = "WAY", default_value_t, help_heading = DATA_PATH)]
+    pub(crate) rdma_connect: RdmaConnectArg,
+    /// RDMA devices to use: mlx5_0, a port as mlx5_0:1, an interface as eth0, or a GUID [default: all]
+    #[arg(long, value_name = "DEVICE,...", value_delimiter = ',', help_heading = DATA_PATH)]
+    pub(crate) rdma_device: Vec<String>,
+    /// The one address (GID) of each RDMA port to use, by its index [default: the best that fits]
+    #[arg(long, value_name = "N", help_heading = DATA_PATH)]
+    pub(crate) rdma_gid_index: Option<u8>,
+    /// DSCP and ECN bits of RDMA packets [default: 0]
+    #[arg(long, value_name = "BITS", help_heading = DATA_PATH)]
+    pub(crate) rdma_traffic_class: Option<u8>,
+    /// InfiniBand's service level or RoCE's priority, 0 to 15 [default: 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=15),
+          help_heading = DATA_PATH)]
+    pub(crate) rdma_service_level: Option<u8>,
+    /// RDMA queue pairs for each pair of ports, 1 to 8 [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8),
+          help_heading = DATA_PATH)]
+    pub(crate) rdma_queue_pairs: Option<u8>,
+    /// Unit of verification and repair: a power of two from 64K to 16M [default: 1M]
+    #[arg(long, value_name = "SIZE", value_parser = chunk_size, help_heading = DATA_PATH)]
+    pub(crate) chunk: Option<ChunkSize>,
+    /// Data connections to the server [default: one for each lane, at most 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=STREAMS_MAX as i64),
+          help_heading = DATA_PATH)]
+    pub(crate) streams: Option<u16>,
+
+    /// End at the first entry that fails instead of going on with the rest
+    #[arg(long, help_heading = FAILURES)]
+    pub(crate) fail_early: bool,
+    /// End if nothing has moved for this long, like 30s or 5m [default: 120s, and 10s for each step of
+    /// connecting]
+    #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = FAILURES)]
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// What a copy tells while it runs.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct TransferOutput {
+    /// No progress bar, summary or warnings; errors only
+    #[arg(short, long, help_heading = OUTPUT)]
+    pub(crate) quiet: bool,
+    /// Tell everything as JSON, an object a line, on standard output
+    ///
+    /// Types of objects: start, progress (at most two a second), file, directory, symlink, warning,
+    /// error, and summary, which comes last and exactly once, with the exit status and whether trying
+    /// again may help. What failed has its side (local or remote) and its path there. The lines go to
+    /// standard error if the file itself goes to standard output.
+    #[arg(long, help_heading = OUTPUT)]
+    pub(crate) json: bool,
+}
