@@ -18,7 +18,7 @@ use std::time::Duration;
 pub use bench::{Bench, BenchReport};
 pub use local::sum_local;
 pub use operations::Ping;
-pub use remote_file::RemoteFile;
+pub use remote_file::{HeldRegion, RegisteredBuffer, RemoteFile};
 pub use transfer::{Canceller, Transfer};
 pub use transport::TransportReport;
 

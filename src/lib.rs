@@ -90,8 +90,8 @@ pub mod wire;
 pub mod workers;
 
 pub use client::{
-    Bench, BenchReport, Canceller, Client, Ping, PullSource, RemoteFile, Transfer, TransportReport,
-    sum_local,
+    Bench, BenchReport, Canceller, Client, HeldRegion, Ping, PullSource, RegisteredBuffer,
+    RemoteFile, Transfer, TransportReport, sum_local,
 };
 pub use error::{Error, ErrorKind};
 pub use ids::TransferId;

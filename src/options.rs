@@ -56,7 +56,7 @@ pub struct RdmaOptions {
     /// InfiniBand's service level, or RoCE's priority; 0 to 15. Default 0.
     pub service_level: u8,
     /// Queue pairs per pair of ports; 1 to 8. Default 2: one alone leaves its link idle while it
-    /// recovers from a loss.
+    /// recovers from a loss. Ranges that are held have others, up to four a pair.
     pub queue_pairs: u8,
     /// How often a packet is sent again; 0 to 7. Default 6, as some devices take 7 for "for ever".
     pub retry_count: u8,

@@ -126,6 +126,8 @@ pub struct Report {
     pub bytes_published: u64,
     /// From the request to its end.
     pub elapsed: Duration,
+    /// From the first READ to the last bytes in a file; nothing on a push, or if nothing was read.
+    pub data_elapsed: Option<Duration>,
     /// The first failures, at most [`Report::FAILURES_LISTED_MAX`]: without those of entries that
     /// only failed with the directory they lie in, nor those like the one that ended the run.
     pub failures: Vec<Failure>,

@@ -207,7 +207,13 @@ fn a_rerun_copies_nothing() {
     paths.retain(|path| !path.is_empty() && !path.ends_with("set"));
     paths.sort();
     assert_eq!(paths, ["set/a", "set/b"]);
+    let data_ms = |lines: &[serde_json::Value]| lines.last().unwrap()["data_ms"].as_f64();
+    assert!(
+        data_ms(&lines).is_some_and(|data_ms| data_ms > 0.0),
+        "{lines:?}"
+    );
     let (_, lines) = world.json("pull -r --json @/data/set .");
+    assert_eq!(data_ms(&lines), None, "nothing was read");
     let again = lines.iter().filter(|line| line["type"] == "file");
     assert!(again.clone().count() >= 2 && again.clone().all(|line| line["outcome"] == "unchanged"));
     let last = lines.last().unwrap();

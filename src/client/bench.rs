@@ -216,11 +216,9 @@ impl Measuring {
             let lanes = self.reach(grant);
             connections = lanes.len().max(connections);
             loop {
-                if is_over {
-                    break;
-                }
                 let next = in_flight(self.flying.len() + 1);
-                if !self.flying.is_empty() && (next > most || next > wanted) {
+                let is_full = !self.flying.is_empty() && (next > most || next > wanted);
+                if is_over || is_full {
                     break;
                 }
                 // The first of the connections that have least under way.

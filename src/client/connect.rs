@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::transport::{self, Standing, TransportReport, Tried};
@@ -22,7 +22,9 @@ use crate::session::known_hosts::{HostDecision, HostPolicy, HostPort, KnownHosts
 use crate::session::machinery::{Machinery, machinery};
 use crate::session::peer::{Peer, Seat};
 use crate::session::pulse::Pulse;
+use crate::session::rails::client::{Own, Wish};
 use crate::session::rails::talk::RailSender;
+use crate::transport::rdma;
 use crate::wire::message::{Carried, Welcome};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
@@ -52,6 +54,8 @@ pub(super) struct Session {
     rails: RailsHeard,
     /// What came of that.
     tried: OnceLock<Tried>,
+    /// The way to wish for queue pairs of one's own, once there may be rails.
+    wishes: OnceLock<mpsc::Sender<Wish<rdma::Connection>>>,
 }
 
 /// Empty before rails are asked for, and once the session is over.
@@ -148,6 +152,7 @@ impl Session {
             rdma: options.rdma,
             rails,
             tried: OnceLock::new(),
+            wishes: OnceLock::new(),
         }))
     }
 
@@ -241,12 +246,15 @@ impl Session {
         }
         let server = self.data.server.ip();
         let workers = &self.machinery.workers;
+        let (wish, wishes) = mpsc::channel(1);
+        let _ = self.wishes.set(wish);
         let begun = transport::begin(
             &self.peer,
             &self.welcome,
             server,
             (&self.rdma, self.transport == TransportChoice::Rdma),
             workers,
+            wishes,
             |sender| *heard(&self.rails) = Some(sender),
         );
         let tried = match begun.await {
@@ -270,6 +278,35 @@ impl Session {
             return Err(transport::unavailable("rdma", &reasons));
         }
         Ok(up)
+    }
+
+    /// A queue pair of this rail for reads that no lane does, or why there is none.
+    pub(super) async fn own_queue_pair(&self, rail: u16) -> Result<Own<rdma::Connection>, String> {
+        let gone = || "the session has no rails any more".to_owned();
+        let wishes = self.wishes.get().ok_or_else(gone)?;
+        let (answer, answered) = oneshot::channel();
+        let wished = wishes.send(Wish { rail, answer }).await;
+        wished.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())?
+    }
+
+    /// A data connection for reads that no lane does; `why_not` is why no rail does for them.
+    pub(super) async fn own_connection(
+        &self,
+        why_not: &str,
+    ) -> Result<data::DataConnection, Error> {
+        if self.transport == TransportChoice::Rdma {
+            return Err(transport::unavailable("rdma", why_not));
+        }
+        self.data.open(&self.peer).await.map_err(|error| {
+            let message = format!("{}: the server takes no data connection more", self.host);
+            Error::new(ErrorKind::Unreachable, message).with_source(error)
+        })
+    }
+
+    /// The session as transfers see it.
+    pub(super) fn peer(&self) -> &Arc<Peer> {
+        &self.peer
     }
 
     fn standing(&self) -> Standing {
@@ -329,9 +366,12 @@ impl Drop for Session {
 }
 
 impl Data {
+    async fn open(&self, peer: &Peer) -> Result<data::DataConnection, data::DataError> {
+        data::open_data(self.server, peer.id, self.level, &self.key, self.deadline).await
+    }
+
     async fn connect(&self, peer: &Arc<Peer>) -> Result<(), data::DataError> {
-        let connection =
-            data::open_data(self.server, peer.id, self.level, &self.key, self.deadline).await?;
+        let connection = self.open(peer).await?;
         peer.attach(connection.stream, connection.keys);
         Ok(())
     }

@@ -6,15 +6,18 @@
 
 mod expected;
 mod fetching;
+mod held;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use self::expected::Expected;
+pub use self::held::{HeldRegion, RegisteredBuffer};
 use super::connect::Session;
 use crate::engine::LaneId;
 use crate::error::{Error, ErrorKind};
@@ -50,6 +53,9 @@ const IN_FLIGHT_MAX: usize = 32;
 pub struct RemoteFile {
     len: u64,
     requests: mpsc::Sender<Request>,
+    path: RemotePath,
+    /// The file's task keeps it.
+    session: Weak<Session>,
 }
 
 #[derive(Debug)]
@@ -115,6 +121,18 @@ impl RemoteFile {
         Ok(filled)
     }
 
+    /// Has the server keep a range of the file ready, of at most 64 MiB, for small reads that cost no
+    /// more than the network: see [`HeldRegion`]. They are not verified.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`] if the range is empty, too long or not in the file; else as
+    /// [`Self::read_at`], and [`ErrorKind::TransportUnavailable`] if only RDMA was to be used and has no
+    /// queue pair for it.
+    pub async fn hold(&self, range: Range<u64>) -> Result<HeldRegion, Error> {
+        let session = self.session.upgrade().ok_or_else(closed)?;
+        held::hold(session, &self.path, self.len, range).await
+    }
+
     /// Ends the reading, and tells whether everything that was read is of one version of the file:
     /// each read is proved by itself, and the file may have been changed between two of them.
     ///
@@ -140,39 +158,17 @@ pub(super) async fn open(
     path: &RemotePath,
     id: TransferId,
 ) -> Result<RemoteFile, Error> {
-    session.connect_data().await?;
-    let seat = session.seat(id)?;
-    let open = Open {
-        direction: Direction::Pull(vec![path.clone()]),
-        hash: HashKind::Blake3,
-        chunk: CHUNK,
-        preserve: Preserve::default(),
-        recursive: false,
-    };
-    seat.say(Message::Open(open));
-    seat.say(Message::Credit {
-        pages: 1,
-        region_bytes: CREDIT_BYTES,
-    });
-    let mut reading = Reading {
-        seat,
-        lanes: Vec::new(),
-        file: Expected::default(),
-        whole: None,
-        digests: HashMap::new(),
-        next_token: 0,
-        landed: VecDeque::new(),
-        grants: VecDeque::new(),
-        stall_timeout: session.stall_timeout(),
-        served: false,
-        moved: Instant::now(),
-        _session: session,
-    };
-    reading.manifest().await?;
+    let weak = Arc::downgrade(&session);
+    let reading = Reading::begin(session, path, id).await?;
     let len = reading.file.len();
     let (requests, taken) = mpsc::channel(1);
     tokio::spawn(reading.serve(taken));
-    Ok(RemoteFile { len, requests })
+    Ok(RemoteFile {
+        len,
+        requests,
+        path: path.clone(),
+        session: weak,
+    })
 }
 
 /// The task behind an open file.
@@ -208,6 +204,44 @@ impl Drop for Reading {
 }
 
 impl Reading {
+    /// Opens the file, at the server, under this id.
+    async fn begin(
+        session: Arc<Session>,
+        path: &RemotePath,
+        id: TransferId,
+    ) -> Result<Self, Error> {
+        session.connect_data().await?;
+        let seat = session.seat(id)?;
+        let open = Open {
+            direction: Direction::Pull(vec![path.clone()]),
+            hash: HashKind::Blake3,
+            chunk: CHUNK,
+            preserve: Preserve::default(),
+            recursive: false,
+        };
+        seat.say(Message::Open(open));
+        seat.say(Message::Credit {
+            pages: 1,
+            region_bytes: CREDIT_BYTES,
+        });
+        let mut reading = Self {
+            seat,
+            lanes: Vec::new(),
+            file: Expected::default(),
+            whole: None,
+            digests: HashMap::new(),
+            next_token: 0,
+            landed: VecDeque::new(),
+            grants: VecDeque::new(),
+            stall_timeout: session.stall_timeout(),
+            served: false,
+            moved: Instant::now(),
+            _session: session,
+        };
+        reading.manifest().await?;
+        Ok(reading)
+    }
+
     /// Takes the manifest, which has the one file.
     async fn manifest(&mut self) -> Result<(), Error> {
         loop {
@@ -287,17 +321,7 @@ impl Reading {
         let stop = CHUNK.range(ChunkIndex(end - 1), self.file.len()).end;
         let span = usize::try_from(stop - start).unwrap_or(0);
         let mut bytes = vec![0; span];
-        self.moved = Instant::now();
-        // What an earlier read that failed has left.
-        self.digests.clear();
-        for (grant, _) in std::mem::take(&mut self.grants) {
-            self.release(&grant);
-        }
-        let wanted = ChunkRange { start: first, end };
-        self.file.want(wanted);
-        let wanted = Wanted::Chunks(vec![wanted]);
-        self.seat
-            .say(Message::Want(vec![(self.file.entry(), wanted)]));
+        self.ask(ChunkRange { start: first, end });
         loop {
             let (grant, part) = self.grant().await?;
             if part.packed {
@@ -316,6 +340,20 @@ impl Reading {
                 return Ok(cut(&bytes, start, range));
             }
         }
+    }
+
+    /// Asks for chunks.
+    fn ask(&mut self, wanted: ChunkRange) {
+        self.moved = Instant::now();
+        // What an earlier read that failed has left.
+        self.digests.clear();
+        for (grant, _) in std::mem::take(&mut self.grants) {
+            self.release(&grant);
+        }
+        self.file.want(wanted);
+        let wanted = Wanted::Chunks(vec![wanted]);
+        self.seat
+            .say(Message::Want(vec![(self.file.entry(), wanted)]));
     }
 
     /// Asks the server whether the file is still what it opened. A file that came in a pack was

@@ -430,6 +430,7 @@ impl Account {
             bytes_moved: totals.progress.bytes_moved,
             bytes_published: totals.bytes_published,
             elapsed: self.begun.elapsed(),
+            data_elapsed: totals.data_elapsed(),
             failures: totals.failures,
             failures_unlisted: ledger.failed.saturating_sub(listed),
             failure_kind,

@@ -12,9 +12,10 @@ use crate::error::{Error, ErrorKind};
 use crate::options::{RdmaConnect, RdmaOptions, TransportChoice};
 use crate::session::peer::Peer;
 use crate::session::rails::adapters::{SessionAdapters, register_for_rails, survey};
-use crate::session::rails::client::{self, ClientRules, Outcome};
+use crate::session::rails::client::{self, ClientRules, Outcome, Wishes};
 use crate::session::rails::pairing::PeerPolicy;
 use crate::session::rails::talk::RailSender;
+use crate::transport::rdma;
 use crate::wire::level::LEVEL_RAILS;
 use crate::wire::message::{Carried, RailDial, Welcome};
 use crate::workers::Workers;
@@ -65,6 +66,7 @@ pub(super) async fn begin(
     server: std::net::IpAddr,
     (options, rails_only): (&RdmaOptions, bool),
     workers: &Workers,
+    wishes: Wishes<rdma::Connection>,
     known: impl FnOnce(RailSender),
 ) -> Result<oneshot::Receiver<Outcome>, Tried> {
     let looking = {
@@ -105,6 +107,7 @@ pub(super) async fn begin(
         workers.clone(),
         Arc::clone(&peer.rails.book),
         rules,
+        wishes,
         known,
     ))
 }

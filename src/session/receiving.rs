@@ -224,6 +224,7 @@ impl Driver {
         let Posted { token, target } = self.fetches.remove(&number)?;
         let result = match result {
             Ok(landed) => {
+                self.watch.stored();
                 if let (Target::Pack(region), Some(slot)) = (target, landed.slot) {
                     self.packs.insert(region, Arc::new(slot));
                 }
@@ -246,7 +247,12 @@ impl Driver {
     fn job_done(&mut self, done: Done) -> Option<Ended> {
         self.watch.progressed();
         let input = match done {
-            Done::Input(input) => input,
+            Done::Input(input) => {
+                if let Input::PackStored { .. } = &input {
+                    self.watch.stored();
+                }
+                input
+            }
             Done::Prepared(entry, result) => {
                 let result = result.map(|sink| {
                     if let Some(file) = self.files.get_mut(&entry) {
@@ -529,6 +535,7 @@ impl Driver {
     /// Gives a fetch, which bears the next number, to its lane.
     fn post(&mut self, token: FetchToken, target: Target, lane: LaneId, fetch: Fetch) {
         let number = self.next_fetch;
+        self.watch.reads();
         if self.seat.fetch(lane, fetch) {
             self.next_fetch += 1;
             self.fetches.insert(number, Posted { token, target });

@@ -40,7 +40,7 @@ Environment: RDCP_LAB_BIN, the folder of rdcp and rdcpd (default: target/release
 first). Downloads and images are kept in target/lab; removing that folder is safe."""
 
 
-TEST_PROGRAMS = ["rdma_hostile", "rdma_meddle"]
+TEST_PROGRAMS = ["held_reads", "rdma_hostile", "rdma_meddle"]
 COMMANDS_ONLY = ["two_hosts", "without_libs", "timeout", "disk", "nfs", "share", "counted"]
 
 

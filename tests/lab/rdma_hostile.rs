@@ -48,7 +48,7 @@ use rdcp::transport::rdma::{
 use rdcp::wire::level::LEVEL_RAILS;
 use rdcp::wire::message::{
     GidKind, Grant, LinkLayer, PathMtu, PortGid, Probe, QueuePair, RailAnswer, RailConnect,
-    RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RegionKey,
+    RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RegionKey,
 };
 use rdcp::wire::{Fault, FaultCode, Message};
 
@@ -162,7 +162,7 @@ impl Session<'_> {
                 attempt,
                 ports: vec![told_port(&self.facts)],
                 rails_only: false,
-                connect: None,
+                connect: Some(RailDial::Direct),
             };
             self.say(Message::RailOffer(offer));
             let is_answer = |message| match message {

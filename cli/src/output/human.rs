@@ -190,6 +190,7 @@ mod tests {
             bytes: 3 << 30,
             bytes_moved: 3 << 30,
             elapsed: Duration::from_secs(2),
+            data_elapsed: None,
             failures: Vec::new(),
             failures_unlisted: 0,
         }

@@ -77,6 +77,8 @@ pub(crate) struct Summary {
     pub(crate) bytes_moved: u64,
     /// How long it took.
     pub(crate) elapsed: Duration,
+    /// How long bytes were read and stored, if this end did that.
+    pub(crate) data_elapsed: Option<Duration>,
     /// The first failures.
     pub(crate) failures: Vec<Failure>,
     /// How many more there are.
@@ -100,6 +102,7 @@ impl From<&Report> for Summary {
             bytes: report.bytes_published,
             bytes_moved: report.bytes_moved,
             elapsed: report.elapsed,
+            data_elapsed: report.data_elapsed,
             failures: report.failures.clone(),
             failures_unlisted: report.failures_unlisted,
         }

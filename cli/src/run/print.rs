@@ -192,6 +192,7 @@ impl Run<'_> {
             bytes: self.written,
             bytes_moved: self.written,
             elapsed: self.begun.elapsed(),
+            data_elapsed: None,
             // The one failure is what ends the run, and is told as that.
             failures: Vec::new(),
             failures_unlisted: 0,

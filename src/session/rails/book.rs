@@ -243,6 +243,12 @@ impl Book {
             .collect()
     }
 
+    /// Whether a port of this end is that of a rail that has queue pairs in use.
+    pub(crate) fn is_port_of(&self, rail: u16, local: &LocalPort) -> bool {
+        self.in_use()
+            .any(|(number, key, _)| number == rail && key.is_of_local(local))
+    }
+
     /// Whether rails have fewer queue pairs than they once had.
     pub(crate) fn is_lacking(&self) -> bool {
         self.rails.values().any(|rail| rail.up.len() < rail.peak)

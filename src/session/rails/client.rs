@@ -6,21 +6,21 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::book::{Book, RailKey, RailReport};
 use super::fabric::{Fabric, Half, Owner, Path, Survey, Way};
 use super::network::{address_of, is_unicast};
 use super::pairing::{self, LocalPort, PeerPolicy};
-use super::talk::{ATTEMPT_DEADLINE, Connected, Heard, RailSender, Talk, end_of};
+use super::talk::{ATTEMPT_DEADLINE, Connected, Gone, Heard, Purpose, RailSender, Talk, end_of};
 use super::trouble::Obstacle;
 use crate::limits::RAIL_PORTS_MAX;
 use crate::session::counters::counters;
 use crate::sys::random_bytes;
 use crate::wire::Message;
 use crate::wire::message::{
-    GidKind, Invitation, PortGid, RailAnswer, RailConnect, RailDial, RailEnd, RailOffer, RailPair,
-    RailPort, RailReady,
+    GidKind, Invitation, PortGid, RailAnswer, RailConnect, RailDial, RailEnd, RailLink, RailOffer,
+    RailPair, RailPort, RailReady,
 };
 use crate::workers::Workers;
 
@@ -58,6 +58,24 @@ pub(crate) struct Outcome {
     pub(crate) has_devices: bool,
 }
 
+/// Somebody wants a queue pair of a rail's for reads of its own, which no lane carries.
+pub(crate) struct Wish<C> {
+    /// A rail that is in use.
+    pub(crate) rail: u16,
+    /// Gets it, or why it is not to be had.
+    pub(crate) answer: oneshot::Sender<Result<Own<C>, String>>,
+}
+
+/// A queue pair for reads of its owner's. Its owner says RailDown when it has ended it.
+pub(crate) struct Own<C> {
+    pub(crate) link: RailLink,
+    pub(crate) connection: C,
+    pub(crate) gone: Gone,
+}
+
+/// The wishes of a session.
+pub(crate) type Wishes<C> = mpsc::Receiver<Wish<C>>;
+
 /// Begins to make rails, after `known` was given the way for messages about them; tells how the first
 /// attempt went. It goes on making anew what is lost until the sender is dropped.
 pub(crate) fn start<F, O>(
@@ -66,6 +84,7 @@ pub(crate) fn start<F, O>(
     workers: Workers,
     book: Arc<Mutex<Book>>,
     rules: ClientRules,
+    wishes: Wishes<<F::Half as Half>::Connection>,
     known: impl FnOnce(RailSender),
 ) -> oneshot::Receiver<Outcome>
 where
@@ -78,6 +97,7 @@ where
     let client = Client {
         talk,
         rules,
+        wishes,
         attempt_last: 0,
     };
     tokio::spawn(client.run(first));
@@ -87,6 +107,7 @@ where
 struct Client<F: Fabric, O> {
     talk: Talk<F, O>,
     rules: ClientRules,
+    wishes: Wishes<<F::Half as Half>::Connection>,
     attempt_last: u32,
 }
 
@@ -117,7 +138,7 @@ where
                 if self.talk.book().in_use().next().is_none() {
                     return self.give_up();
                 }
-                match self.talk.hear(None).await {
+                match self.hear(None).await {
                     Heard::Closed => return,
                     Heard::Lost => wanted = self.talk.hopeless.is_none(),
                     Heard::Message(_) | Heard::TimedOut => {}
@@ -131,7 +152,7 @@ where
             // What else is lost meanwhile is made with it.
             let until = Instant::now() + pause;
             loop {
-                match self.talk.hear(Some(until)).await {
+                match self.hear(Some(until)).await {
                     Heard::Closed => return,
                     Heard::TimedOut => break,
                     Heard::Message(_) | Heard::Lost => {}
@@ -165,6 +186,50 @@ where
         }
     }
 
+    /// The next thing, until `until`; wishes are seen to here.
+    async fn hear(&mut self, until: Option<Instant>) -> Heard {
+        loop {
+            let wish = tokio::select! {
+                heard = self.talk.hear(until) => return heard,
+                // Without anybody to wish for more there is only the rest to hear.
+                Some(wish) = self.wishes.recv() => wish,
+            };
+            let losses = self.talk.losses;
+            if self.fulfil(wish).await.is_err() {
+                return Heard::Closed;
+            }
+            if self.talk.losses > losses {
+                return Heard::Lost;
+            }
+        }
+    }
+
+    async fn fulfil(&mut self, wish: Wish<<F::Half as Half>::Connection>) -> Result<(), Over> {
+        let answer = match self.talk.hopeless.clone() {
+            Some(reason) => Err(reason),
+            // Why it came to nothing is told to who wished: it says nothing about lanes.
+            None => {
+                let (outcome, kept) = self.try_once(Some(wish.rail)).await?;
+                kept.ok_or_else(|| match outcome.reasons.as_slice() {
+                    [] => "the rail was lost".to_owned(),
+                    reasons => reasons.join("; "),
+                })
+            }
+        };
+        let answer = answer.map(|(link, connection)| Own {
+            link,
+            connection,
+            gone: self.talk.own.add(link),
+        });
+        // Whoever wished may have gone.
+        if let Err(Ok(own)) = wish.answer.send(answer) {
+            let (link, reason) = (own.link, "nobody wants it any more".to_owned());
+            self.talk.discard(own.connection).await;
+            self.talk.owner.say(Message::RailDown { link, reason });
+        }
+        Ok(())
+    }
+
     /// How long the longest pause is: what never worked is tried less often than what did.
     fn pause_max(&self) -> Duration {
         if self.talk.book().had_any() {
@@ -175,18 +240,19 @@ where
     }
 
     /// There are no rails, and waiting does not bring any.
-    fn give_up(&self) {
+    fn give_up(&mut self) {
         let reason = match &self.talk.hopeless {
             Some(reason) => reason.clone(),
             None => self.talk.book().reasons().join("; "),
         };
         tracing::info!(reason = %reason.escape_debug(), "rails are given up");
+        self.talk.own.lose_all(&reason);
         self.talk.owner.gave_up(&reason);
     }
 
-    /// One attempt; why it did not come to more is kept for reports.
+    /// One attempt for lanes; why it did not come to more is kept for reports.
     async fn attempt(&mut self) -> Result<Outcome, Over> {
-        let outcome = self.try_once().await?;
+        let (outcome, _) = self.try_once(None).await?;
         self.talk.book().set_reasons(outcome.reasons.clone());
         if outcome.up == 0 {
             counters().attempts_failed.count();
@@ -194,7 +260,11 @@ where
         Ok(outcome)
     }
 
-    async fn try_once(&mut self) -> Result<Outcome, Over> {
+    /// Makes what is lacking; or one queue pair of the rail `own`, which is kept.
+    async fn try_once(
+        &mut self,
+        own: Option<u16>,
+    ) -> Result<(Outcome, Option<(RailLink, <F::Half as Half>::Connection)>), Over> {
         self.attempt_last += 1;
         let attempt = self.attempt_last;
         let deadline = Instant::now() + ATTEMPT_DEADLINE;
@@ -220,6 +290,10 @@ where
         {
             let book = self.talk.book();
             ports.retain_mut(|local| {
+                if let Some(rail) = own {
+                    local.port.queue_pairs = 1;
+                    return book.is_port_of(rail, local);
+                }
                 let in_use = u8::try_from(book.of_local(local)).unwrap_or(u8::MAX);
                 local.port.queue_pairs = self.rules.queue_pairs.saturating_sub(in_use);
                 local.port.queue_pairs > 0
@@ -227,7 +301,7 @@ where
         }
         ports.truncate(RAIL_PORTS_MAX);
         if ports.is_empty() {
-            return Ok(outcome);
+            return Ok((outcome, None));
         }
         self.talk.owner.say(Message::RailOffer(RailOffer {
             attempt,
@@ -244,7 +318,7 @@ where
                 .reasons
                 .push("the server did not answer the offer of rails".to_owned());
             outcome.may_pass = true;
-            return Ok(outcome);
+            return Ok((outcome, None));
         };
         outcome.reasons.extend(of_server(&answer.reasons));
         outcome.may_pass |= answer.may_pass;
@@ -256,7 +330,7 @@ where
             rails: ends,
         }));
         if connected.is_empty() {
-            return Ok(outcome);
+            return Ok((outcome, None));
         }
         let is_ready = |message| match message {
             Message::RailReady(ready) if ready.attempt == attempt => Some(ready),
@@ -267,14 +341,15 @@ where
             outcome.reasons.push(reason.to_owned());
             outcome.may_pass = true;
             self.talk.discard(connected).await;
-            return Ok(outcome);
+            return Ok((outcome, None));
         };
         outcome.may_pass |= !reasons.is_empty();
         outcome.reasons.extend(of_server(&reasons));
         let is_ready = |rail: &Connected<F::Half>| rails.contains(&rail.rail);
         let (ready, left_out): (Vec<_>, Vec<_>) = connected.into_iter().partition(is_ready);
         self.talk.discard(left_out).await;
-        let proved = self.talk.prove(attempt, ready, deadline).await;
+        let purpose = own.map_or(Purpose::Lanes, |_| Purpose::Own);
+        let proved = self.talk.prove(attempt, ready, deadline, purpose).await;
         if proved.closed {
             return Err(Over);
         }
@@ -282,7 +357,7 @@ where
         // A path that does not carry today may be mended tomorrow.
         outcome.may_pass |= !proved.reasons.is_empty();
         outcome.reasons.extend(proved.reasons);
-        Ok(outcome)
+        Ok((outcome, proved.kept))
     }
 
     /// Waits for one message; nothing if it is late.

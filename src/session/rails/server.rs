@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::book::{Book, RailKey, RailReport};
 use super::fabric::{Fabric, Half, Owner, Path, Way};
 use super::pairing::{self, LocalPort, PeerPolicy};
-use super::talk::{ATTEMPT_DEADLINE, Connected, Heard, RailSender, Talk, end_of};
+use super::talk::{ATTEMPT_DEADLINE, Connected, Heard, Purpose, RailSender, Talk, end_of};
 use super::trouble::Obstacle;
 use crate::limits::{RAIL_PORTS_MAX, RAILS_MAX};
 use crate::session::counters::counters;
@@ -21,6 +21,9 @@ use crate::wire::message::{
     RailReady,
 };
 use crate::workers::Workers;
+
+/// Queue pairs that a rail may have beyond those that lanes are to have.
+const OWN_QUEUE_PAIRS_MAX: usize = 4;
 
 /// What a server keeps to.
 #[derive(Clone, Debug)]
@@ -165,7 +168,10 @@ where
             rails: connected.iter().map(|rail| rail.rail).collect(),
             reasons,
         }));
-        let proved = self.talk.prove(attempt, connected, deadline).await;
+        let proving = self
+            .talk
+            .prove(attempt, connected, deadline, Purpose::Lanes);
+        let proved = proving.await;
         if proved.up > 0 {
             let rails = self.talk.book().reports();
             let rails: Vec<_> = rails.iter().map(ToString::to_string).collect();
@@ -310,8 +316,7 @@ fn make<F: Fabric>(
         let in_use = book.in_use().find(|(number, _, _)| *number == rail);
         (rail, in_use.map_or(0, |(_, _, count)| count))
     };
-    let room = usize::from(rules.queue_pairs_max).saturating_sub(in_use);
-    let queue_pairs = room.min(remote.queue_pairs.into());
+    let queue_pairs = grantable(rules.queue_pairs_max, in_use, remote.queue_pairs);
     if queue_pairs == 0 {
         // The client may have heard of a loss that is still on its way to this end.
         return Err(Obstacle::for_now(
@@ -360,6 +365,16 @@ fn make<F: Fabric>(
     Ok(Made { told, pair })
 }
 
+/// How many queue pairs a rail gets beside those in use. When it has all that lanes are to have, some
+/// more, one at a time: programs read over queue pairs of their own.
+fn grantable(queue_pairs_max: u8, in_use: usize, wanted: u8) -> usize {
+    let of_lanes = usize::from(queue_pairs_max);
+    match of_lanes.saturating_sub(in_use) {
+        0 => usize::from(in_use < of_lanes + OWN_QUEUE_PAIRS_MAX && wanted > 0),
+        room => room.min(wanted.into()),
+    }
+}
+
 /// Connects the halves that the client has a counterpart of.
 fn connect_all<H: Half>(
     told: Vec<Told<H>>,
@@ -395,4 +410,19 @@ fn connect_all<H: Half>(
         }
     }
     (connected, reasons)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_rail_gets_a_few_more_one_at_a_time() {
+        assert_eq!(grantable(2, 0, 8), 2);
+        assert_eq!(grantable(2, 1, 8), 1);
+        assert_eq!(grantable(2, 2, 8), 1);
+        assert_eq!(grantable(2, 1 + OWN_QUEUE_PAIRS_MAX, 8), 1);
+        assert_eq!(grantable(2, 2 + OWN_QUEUE_PAIRS_MAX, 8), 0);
+        assert_eq!(grantable(4, 0, 1), 1);
+    }
 }

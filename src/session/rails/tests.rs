@@ -1,6 +1,7 @@
 //! The conversation over adapters of memory: both drivers as they are, joined by their messages.
 
 mod by_cm;
+mod own;
 
 use std::collections::HashMap;
 use std::io;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::book::Book;
-use super::client::{self, ClientRules, Outcome};
+use super::client::{self, ClientRules, Outcome, Wish};
 use super::fabric::{Fabric, Half, Lost, LostSender, Owner, Path, Reached, Survey, Way};
 use super::pairing::{LocalGid, LocalPort, PeerPolicy};
 use super::server::{self, ServerRules};
@@ -338,6 +339,7 @@ struct Joined {
     client: Arc<End>,
     server: Arc<End>,
     client_book: Arc<Mutex<Book>>,
+    wishes: mpsc::Sender<Wish<Wire>>,
     outcome: Outcome,
 }
 
@@ -369,6 +371,7 @@ async fn join_adapters(
     let (client, _) = End::new();
     let (server, _) = End::new();
     let client_book = Arc::<Mutex<Book>>::default();
+    let (wishes, wished) = mpsc::channel(1);
     let workers = workers();
     let server_sender = server::start(
         of_server,
@@ -395,6 +398,7 @@ async fn join_adapters(
             rails_only: false,
             connect: ways.0,
         },
+        wished,
         |client_sender| server.to.set(client_sender).unwrap(),
     );
     let outcome = tokio::time::timeout(PATIENCE, outcome)
@@ -406,6 +410,7 @@ async fn join_adapters(
         client,
         server,
         client_book,
+        wishes,
         outcome,
     }
 }

@@ -7,6 +7,7 @@
 //! Nothing here knows files, digests or how readiness is found out.
 
 use std::fmt;
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
 
@@ -14,6 +15,7 @@ use super::alarm::Alarm;
 use super::endpoint::{Wire, wire_key};
 use super::queue::{Outcome, ReadQueue, Step};
 use super::words;
+use crate::memory::Slot;
 use crate::sys::verbs::{self, Batch, Finished, WorkError, WorkStatus};
 use crate::transport::{Host, LostReason, ReadRequest, Refusal, Turn};
 
@@ -123,18 +125,45 @@ impl Connection {
                 self.armed = true;
                 continue;
             }
-            let now = Instant::now();
-            for completion in self.batch.drain() {
-                // One that a queue pair before this one left is none of ours.
-                if let Some(finished) = self.wire.queue_pair.finish(completion) {
-                    if is_of_retries(&finished) {
-                        self.wire.pace().stumbled();
-                    }
-                    taken += take_in(&mut self.queue, host, finished, now)?;
-                }
-            }
+            taken += self.take_batch(host)?;
         }
         Ok(Turn::Again)
+    }
+
+    /// Takes what the adapter has finished, without asking it to tell of the next: for whoever looks
+    /// again at once.
+    pub(crate) fn poll<H: Host>(&mut self, host: &mut H) -> Result<Turn, LostReason> {
+        let completions = &self.wire.completions;
+        let found = completions.poll(&mut self.batch);
+        if found.map_err(|error| LostReason::Io(words(error)))? == 0 {
+            if let Some(reason) = self.wire.alarm().rung() {
+                return Err(LostReason::Adapter(reason));
+            }
+            return Ok(Turn::WouldBlock);
+        }
+        self.take_batch(host)?;
+        Ok(Turn::Again)
+    }
+
+    /// Acts on what the last look found; how many bytes it brought.
+    fn take_batch<H: Host>(&mut self, host: &mut H) -> Result<usize, LostReason> {
+        let now = Instant::now();
+        let mut taken = 0;
+        for completion in self.batch.drain() {
+            // One that a queue pair before this one left is none of ours.
+            if let Some(finished) = self.wire.queue_pair.finish(completion) {
+                if is_of_retries(&finished) {
+                    self.wire.pace().stumbled();
+                }
+                taken += take_in(&mut self.queue, host, finished, now)?;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Registers a slot to land in, which its first READ would do otherwise. Blocks.
+    pub(crate) fn prepare(&self, slot: &mut Slot) -> io::Result<()> {
+        self.wire.prepare(slot)
     }
 
     /// What tells of completions, to be armed.

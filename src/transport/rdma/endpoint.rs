@@ -112,7 +112,7 @@ pub(super) struct Wire {
     /// Another descriptor of what tells of completions: the queue's own is closed with it, while a
     /// reactor may still name this one.
     pub(super) notices: OwnedFd,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
 }
 
 /// That the device's events about a queue pair are heard.
@@ -163,7 +163,7 @@ impl Endpoint {
             line: None,
             completions,
             notices,
-            _domain: domain,
+            domain,
         };
         Ok(Self {
             wire,
@@ -351,6 +351,11 @@ impl Wire {
         })
     }
 
+    /// Registers a slot to land in.
+    pub(super) fn prepare(&self, slot: &mut Slot) -> io::Result<()> {
+        verbs::region::register_landing(slot, &self.domain.protection).map_err(words)
+    }
+
     /// Destroys the queue pair, and with it all that the adapter could write to; what is left is a
     /// descriptor that a reactor may still name.
     pub(super) fn end(self) -> OwnedFd {
@@ -360,7 +365,7 @@ impl Wire {
             line,
             completions,
             notices,
-            _domain,
+            domain: _domain,
         } = self;
         drop(watched);
         if let Err(error) = queue_pair.fail() {

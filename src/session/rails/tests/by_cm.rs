@@ -75,6 +75,7 @@ async fn a_server_that_invites_elsewhere_is_not_followed() {
             queue_pairs: 1,
             connect: RailDial::Cm,
         },
+        mpsc::channel(1).1,
         |to| sender.set(to).unwrap(),
     );
     let Some(Message::RailOffer(offer)) = said.recv().await else {
