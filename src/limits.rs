@@ -48,7 +48,7 @@ pub const OUTBOUND_BYTES_MAX: usize = 64 << 20;
 pub const OUTBOUND_BYTES_OWN: usize = 256 << 10;
 /// Bytes that may wait on all control connections of the process together, beyond what each has of
 /// its own.
-pub const OUTBOUND_BYTES_PROCESS_MAX: usize = 256 << 20;
+pub const OUTBOUND_BYTES_PROCESS_MAX: usize = 128 << 20;
 /// Most big files that a sender has granted windows of and not yet answered Closed for.
 pub const OPEN_FILES_MAX: usize = 128;
 /// Most ranges in one entry's WANT, and in all entries' of one message.

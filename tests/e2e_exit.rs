@@ -388,6 +388,28 @@ fn status_7_no_space_here() {
 }
 
 #[test]
+fn what_lies_in_other_mounts_is_neither_equal_nor_removed() {
+    if !is_root("a file system of one's own, which has to be mounted") {
+        return;
+    }
+    let world = World::new();
+    let daemon = world.serve();
+    world.write("export/dir/file", "same");
+    world.write("local/dir/file", "same");
+    let mounted = SmallFileSystem::mount(world.path("local/dir/mount"), "1m");
+    fs::write(mounted.0.join("only here"), "x").unwrap();
+    let words = ["dir".into(), daemon.url("data/dir")];
+    let done = world.rdcp("verify").args(words).run();
+    assert_ne!(done.status, 0, "what was not looked at is not the same");
+    done.says("mount point");
+    let theirs = SmallFileSystem::mount(world.path("export/dir/mount"), "1m");
+    fs::write(theirs.0.join("kept"), "x").unwrap();
+    let words = ["-r".into(), daemon.url("data/dir")];
+    world.rdcp("rm").args(words).run().expect(4).says("unmount");
+    assert!(theirs.0.join("kept").exists());
+}
+
+#[test]
 fn status_7_no_space_there() {
     if !is_root("a full file system of one's own, which has to be mounted") {
         return;

@@ -153,9 +153,9 @@ pub fn code_of(error: &io::Error) -> FaultCode {
         Errno::NOSPC | Errno::DQUOT => FaultCode::NoSpace,
         Errno::ISDIR => FaultCode::WrongKind,
         Errno::NAMETOOLONG | Errno::INVAL => FaultCode::Invalid,
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::BUSY | Errno::NOTEMPTY => {
-            FaultCode::Busy
-        }
+        // A mount, swap space, a device: who has it will have it at the next try, too.
+        Errno::BUSY => FaultCode::Storage,
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOTEMPTY => FaultCode::Busy,
         Errno::STALE => FaultCode::SourceChanged,
         Errno::NOSYS => FaultCode::Incompatible,
         _ => FaultCode::Storage,

@@ -40,6 +40,11 @@ pub struct Output<'a> {
     pub cancelled: &'a (dyn Fn() -> bool + Sync),
 }
 
+/// Why a mount below what was named is not summed.
+const OTHER_MOUNT: &str = "is a mount point; other mounts are not entered, so name it by itself";
+/// Why one is not removed.
+const MOUNTED: &str = "a file system is mounted there; unmount it first";
+
 /// The thing itself; a symlink at the end of the path is not followed.
 pub fn stat(root: &Root, path: &[u8]) -> Result<Listed, StorageError> {
     let (seen, status) = root.resolve(path, LastSymlink::Keep)?;
@@ -118,7 +123,17 @@ pub fn sum(
     }
     while let Some(step) = tree.next("sum", path, output.cancelled)? {
         match step {
-            Step::Found(found) if found.mount_point => {}
+            // Whoever compares by sums would take what is missing on both sides for equal.
+            Step::Found(found) if found.mount_point => {
+                let path = found.parent.path_of(found.name.as_bytes());
+                let error = StorageError::refused("sum", path, FaultCode::Storage, OTHER_MOUNT);
+                let relative = found.parent.relative_of(found.name.as_bytes());
+                let line = listed(relative, kind_of(&found.status), &found.status);
+                (output.tell)(Listed {
+                    fault: Some(error.fault()),
+                    ..line
+                });
+            }
             Step::Found(found)
                 if (found.status.is_directory() || found.status.is_file())
                     && tree.is_too_long(&found) =>
@@ -198,7 +213,8 @@ fn remove_tree(
             ));
         }
         if !status.same_mount(&Status::of(parent).map_err(failed)?) {
-            return Err(failed(Errno::BUSY));
+            let (code, text) = (FaultCode::Denied, MOUNTED);
+            return Err(StorageError::refused("remove", path, code, text));
         }
         tree.remove_all(path, cancelled)?;
     }
@@ -416,7 +432,8 @@ impl Tree {
             let removed = match step {
                 Step::Found(found) if found.mount_point => {
                     let path = found.parent.path_of(found.name.as_bytes());
-                    Err(StorageError::new("remove", path, Errno::BUSY))
+                    let (code, text) = (FaultCode::Denied, MOUNTED);
+                    Err(StorageError::refused("remove", path, code, text))
                 }
                 Step::Found(found) if found.status.is_directory() => {
                     self.walk.descend(EntryId(0), &found);

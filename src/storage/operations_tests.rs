@@ -173,8 +173,8 @@ fn other_mounts_are_not_removed() {
             .unwrap()
             .success()
     );
-    assert_eq!(outer.unwrap_err().code(), FaultCode::Busy);
-    assert_eq!(itself.unwrap_err().code(), FaultCode::Busy);
+    assert_eq!(outer.unwrap_err().code(), FaultCode::Denied);
+    assert_eq!(itself.unwrap_err().code(), FaultCode::Denied);
     assert!(kept && !top.path().join("d/file").exists());
 }
 
