@@ -67,6 +67,7 @@ def parse(arguments):
     add("--kernel", choices=list(kernels.SUITES),
         help=f"Debian's kernel of that version (commands: {kernels.DEFAULT}; tests: all)")
     add("--case", metavar="TEXT", default="", help="tests: only cases with TEXT in their name")
+    add("--long", action="store_true", help="tests: the long cases too, which ./run test leaves out")
     add("--two-hosts", action="store_true", help="two machines; then COMMAND is one word for each")
     add("--without-libs", action="store_true",
         help="leave libibverbs, librdmacm and the programs that need them out")
@@ -88,7 +89,7 @@ def parse(arguments):
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run there")
     told = parser.parse_args(arguments)
     # What the tests decide themselves, case by case, must not seem to be obeyed.
-    for name in COMMANDS_ONLY if not told.command else ["case"]:
+    for name in COMMANDS_ONLY if not told.command else ["case", "long"]:
         if getattr(told, name) != parser.get_default(name):
             where = "with" if not told.command else "without"
             parser.error(f"--{name.replace('_', '-')} is only possible {where} a command")
@@ -175,7 +176,7 @@ def main():
                            + os.uname().machine)
         if told.command:
             return run_command(told)
-        return run_tests.run(options_of(told), told.kernel, told.case)
+        return run_tests.run(options_of(told), told.kernel, told.case, told.long)
     except LabError as error:
         say(str(error))
         return EXIT_BROKEN

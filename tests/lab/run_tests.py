@@ -10,6 +10,8 @@ list whose combinations are all run:
                                          they leave the machine in a state that others can't use
     disks    none, ext4, xfs             (none); a plus sign takes both: ext4+xfs
     nfs      no, yes                     (no)
+    long     no, yes                     (no) runs only with --long: it takes minutes, or wants a quiet
+                                         host, and so is not part of `./run test`
     clock    real, counted               (real); counted: processor times are numbers of instructions,
                                          alike on every host, and those may be judged; one machine only
 
@@ -29,12 +31,12 @@ from paths import HERE, LabError
 
 DEFAULTS = {
     "hosts": "1", "kernels": ",".join(kernels.SUITES), "libs": "with", "alone": "no",
-    "disks": "none", "nfs": "no", "clock": "real",
+    "disks": "none", "nfs": "no", "clock": "real", "long": "no",
 }
 ALLOWED = {
     "hosts": {"1", "2"}, "kernels": set(kernels.SUITES), "libs": {"with", "without"},
     "alone": {"no", "yes"}, "disks": {"none", "ext4", "xfs", "ext4+xfs"}, "nfs": {"no", "yes"},
-    "clock": {"real", "counted"},
+    "clock": {"real", "counted"}, "long": {"no", "yes"},
 }
 # Guards against what hangs, wide enough for a host that is busy with other things.
 CASE_LIMIT_S = 300
@@ -54,9 +56,11 @@ class Place:
     alone: str
 
 
-def run(options, kernel, text):
+def run(options, kernel, text, long):
     """Runs the cases whose name has `text`, on one kernel or on all; the exit status."""
-    plan = _plan(kernel, text)
+    plan, left_out = _plan(kernel, text, long)
+    if left_out:
+        print(f"long cases, left out without --long: {' '.join(sorted(left_out))}", flush=True)
     if not plan:
         raise LabError(f"no case has {text!r} in its name and runs there: see tests/lab/cases")
     begun = time.monotonic()
@@ -69,8 +73,9 @@ def run(options, kernel, text):
     return 0 if all(passed) else 1
 
 
-def _plan(kernel, text):
-    plan = {}
+def _plan(kernel, text, long):
+    """The cases by place, and the names of those that are only run if `long`."""
+    plan, left_out = {}, set()
     for path in sorted((HERE / "cases").glob("*.sh")):
         for told in _headers(path):
             keys = ("kernels", "hosts", "libs", "disks", "nfs", "clock")
@@ -78,11 +83,16 @@ def _plan(kernel, text):
             for values in product(*lists):
                 place = Place(*values, alone=path.stem if told["alone"] == "yes" else "")
                 cases = plan.setdefault(place, [])
-                if kernel in (None, place.kernel) and text in path.stem and path not in cases:
+                if kernel not in (None, place.kernel) or text not in path.stem or path in cases:
+                    continue
+                if told["long"] == "yes" and not long:
+                    left_out.add(path.stem)
+                else:
                     cases.append(path)
     plan = {place: cases for place, cases in plan.items() if cases}
     order = list(kernels.SUITES)
-    return dict(sorted(plan.items(), key=lambda item: (order.index(item[0].kernel), item[0])))
+    ordered = sorted(plan.items(), key=lambda item: (order.index(item[0].kernel), item[0]))
+    return dict(ordered), left_out
 
 
 def _headers(path):

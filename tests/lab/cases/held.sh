@@ -1,7 +1,7 @@
 #!/bin/sh
 # A held range of a file is read in pieces by the calling thread, over RDMA and over TCP, with the bytes
 # of the file; after a lease, and after the server's death, there are errors and no bytes.
-# lab: hosts=1 kernels=6.1,6.12
+# lab: hosts=1 kernels=6.1,6.12 long=yes
 . /lab/helpers.sh
 
 mkdir -p /tmp/export

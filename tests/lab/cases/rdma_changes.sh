@@ -1,7 +1,7 @@
 #!/bin/sh
 # A served file that is changed in the middle of a transfer over RDMA: what is published is one version of
 # it whole, or nothing is, and that is said. In every way that memory is served, for every change.
-# lab: hosts=1 disks=ext4+xfs
+# lab: hosts=1 disks=ext4+xfs long=yes
 . /lab/helpers.sh
 
 made=16777216

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Connecting over RDMA and leaving again, many times: the daemon keeps nothing of it. CHURN_ROUNDS=1000
 # in the environment makes it more than the usual 40 rounds.
-# lab: hosts=1 kernels=6.12
+# lab: hosts=1 kernels=6.12 long=yes
 . /lab/helpers.sh
 rounds=${CHURN_ROUNDS:-40}
 

@@ -2,7 +2,7 @@
 # Push and pull over rails that rdma_cm connects, on both devices: a file of 64 MiB and 500 small
 # files, proved with sha256sum. Requests that were not invited are refused and leave nothing; who
 # asks for rdma_cm where nobody listens is told so.
-# lab: hosts=1,2
+# lab: hosts=1,2 long=yes
 . /lab/helpers.sh
 
 export_url=rdcp://10.0.0.1/data
@@ -27,7 +27,7 @@ both_by_rdma_cm() {
 listens() { rdma resource show cm_id | grep 'state LISTEN' | grep "src-addr $1:"; }
 # One descriptor and one thread serve all sessions, and there are none where nobody wants them.
 channels() {
-    readlink "/proc/$daemon_pid/fd/"* | grep -c '/rdma_cm$' || true
+    for open_file in "/proc/$daemon_pid/fd/"*; do readlink "$open_file"; done | grep -c '/rdma_cm$' || true
     cat "/proc/$daemon_pid/task/"*/comm | grep -cx 'rdcp-rdma-cm' || true
 }
 resources_as_before() {

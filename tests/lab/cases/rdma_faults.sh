@@ -1,7 +1,7 @@
 #!/bin/sh
 # What dies in the middle of a transfer over RDMA: the daemon, the client, a link, a device. Transfers end
 # right or say what failed, nothing hangs, and nothing stays registered or pinned.
-# lab: hosts=1
+# lab: hosts=1 long=yes
 . /lab/helpers.sh
 
 export_url=rdcp://10.0.0.1/data

@@ -1,7 +1,7 @@
 #!/bin/sh
 # A client that READs what it was not given sees no byte of others, in every way that memory is served,
 # and the daemon goes on for those who behave.
-# lab: hosts=1
+# lab: hosts=1 long=yes
 . /lab/helpers.sh
 
 mkdir -p /tmp/export

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Too little locked memory: forced RDMA ends at once with 10 and says what raises the limit; otherwise the
 # copy goes by tcp and says why. At either end, for pull and push.
-# lab: hosts=1 kernels=6.12
+# lab: hosts=1 kernels=6.12 long=yes
 . /lab/helpers.sh
 
 export_url=rdcp://10.0.0.1/data

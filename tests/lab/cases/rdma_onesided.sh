@@ -1,7 +1,7 @@
 #!/bin/sh
 # What a pull costs the sender's processor, over RDMA from mapped files and over TCP: the adapter's work
 # is not the daemon's, and what is left to it is mapping and registering.
-# lab: hosts=1 kernels=6.12,7 disks=xfs clock=counted
+# lab: hosts=1 kernels=6.12,7 disks=xfs clock=counted long=yes
 . /lab/helpers.sh
 
 mib=64
