@@ -125,6 +125,8 @@ impl Receiver {
         }
         let first = !std::mem::replace(&mut file.open, true);
         if first {
+            // With its mark, and before anything is refused: what settles the file takes both back.
+            self.open_files += 1;
             file.remaining
                 .clamp(self.options.chunk.count(part.file_len));
         }
@@ -141,7 +143,6 @@ impl Receiver {
     }
 
     fn start_file(&mut self, part: &GrantPart) -> Result<(), Fault> {
-        self.open_files += 1;
         if self.open_files > OPEN_FILES_MAX {
             return Err(protocol("too many files are open at once"));
         }
