@@ -531,8 +531,10 @@ fn what_was_done_before_a_copy_ended_early_is_told() {
     tree::random_file(&world.path("export/tree/a"), 1 << 20, 1);
     tree::random_file(&world.path("export/tree/b"), 16 << 20, 2);
     let proxy = Proxy::new(daemon.address()).hold_after(4 << 20, Scope::Data);
+    // Over one connection, on which all of the first file comes before what is held.
     let words = ["-r".into(), proxy.url("data/tree"), ".".into()];
-    let pull = world.rdcp("pull").arg("--json").args(words).start();
+    let options = ["--json", "--streams", "1"];
+    let pull = world.rdcp("pull").args(options).args(words).start();
     proxy.wait_held();
     common::wait_for("the first file is there", || {
         world.exists("local/tree/a").then_some(())

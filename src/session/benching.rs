@@ -9,16 +9,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::exposing::LEASE_PATIENCE;
 use super::exposing::lent::Lent;
+use super::exposing::{LEASE_PATIENCE, MEMORY_PATIENCE};
 use super::machinery::memory_returned;
 use super::peer::{Inbound, Seat};
 use super::serving::Serving;
 use crate::memory::Slot;
 use crate::wire::{Fault, FaultCode, Message};
 
-/// How long a client may wait for memory that others have.
-const MEMORY_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a client may have it: nobody measures longer, and others may wait.
 const MEASURING_MAX: Duration = Duration::from_secs(600);
 

@@ -123,6 +123,12 @@ pub fn sum(
     }
     while let Some(step) = tree.next("sum", path, output.cancelled)? {
         match step {
+            Step::Found(found)
+                if (found.status.is_directory() || found.status.is_file())
+                    && tree.is_too_long(&found) =>
+            {
+                tree.blame_too_long("sum", &found, output);
+            }
             // Whoever compares by sums would take what is missing on both sides for equal.
             Step::Found(found) if found.mount_point => {
                 let path = found.parent.path_of(found.name.as_bytes());
@@ -133,12 +139,6 @@ pub fn sum(
                     fault: Some(error.fault()),
                     ..line
                 });
-            }
-            Step::Found(found)
-                if (found.status.is_directory() || found.status.is_file())
-                    && tree.is_too_long(&found) =>
-            {
-                tree.blame_too_long("sum", &found, output);
             }
             Step::Found(found) if found.status.is_directory() => {
                 tree.walk.descend(EntryId(0), &found);

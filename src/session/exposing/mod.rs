@@ -52,7 +52,7 @@ use rails::{Hold, RailMemory, Way};
 /// [`RENEWAL_PAUSE`] while they hold any.
 pub(crate) const LEASE_PATIENCE: Duration = Duration::from_secs(30);
 /// What waits so long for memory that others have is told "busy".
-const MEMORY_PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const MEMORY_PATIENCE: Duration = Duration::from_secs(60);
 /// How often a receiver that holds regions says something, at least.
 pub(crate) const RENEWAL_PAUSE: Duration = Duration::from_secs(8);
 
