@@ -139,20 +139,17 @@ impl Active {
         }
     }
 
-    /// Hashes and, unless it goes around the page cache, stores a piece that is still in a cache.
+    /// Hashes a piece that is still in a cache. It is written with the whole READ: a write's fixed
+    /// costs, the lock of the file among them, are paid once for it.
     pub(super) fn landed(&mut self, piece: &[u8]) {
-        let at = self.landed;
         self.landed += piece.len() as u64;
-        if self.failure.is_some() {
-            return;
-        }
-        self.hasher.update(piece);
-        if self.direct_alignment.is_none() {
-            self.write(piece, at);
+        if self.failure.is_none() {
+            self.hasher.update(piece);
         }
     }
 
-    /// A READ is over. What has to be written around the page cache is returned, to be posted.
+    /// A READ is over: its bytes are written. What has to go around the page cache is returned, to
+    /// be posted.
     pub(super) fn completed(
         &mut self,
         id: WorkRequestId,
@@ -175,10 +172,12 @@ impl Active {
             self.delivered = Some(slot);
             return None;
         }
-        match self.direct_alignment {
-            Some(alignment) => self.write_direct(id, slot, part_start, alignment),
-            None => None,
+        if let Some(alignment) = self.direct_alignment {
+            return self.write_direct(id, slot, part_start, alignment);
         }
+        let len = usize::try_from(self.landed - part_start).unwrap_or(usize::MAX);
+        self.write(&slot[..len], part_start);
+        None
     }
 
     /// A direct write is over.

@@ -7,8 +7,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{
@@ -47,6 +47,9 @@ pub(crate) struct PartFile {
     name: Name,
     file: OwnedFd,
     direct: Option<OwnedFd>,
+    /// Who writes through the page cache: file systems let one do it at a time, and have the others
+    /// spin for as long as that one runs, a fifth of both ends' time when two lanes fill one file.
+    writing: Mutex<()>,
     len: u64,
     inode: (u64, u64),
     natural_mode: u32,
@@ -92,6 +95,7 @@ impl PartFile {
                 len,
                 inode: (made.device, made.inode),
                 natural_mode: made.mode,
+                writing: Mutex::new(()),
                 _counted: None,
                 named: AtomicBool::new(true),
             };
@@ -187,6 +191,7 @@ impl Drop for PartFile {
 
 impl SinkFile for PartFile {
     fn write_at(&self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         while !bytes.is_empty() {
             match pwrite(&self.file, bytes, offset) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
