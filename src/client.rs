@@ -5,6 +5,7 @@
 
 mod bench;
 mod connect;
+mod identity;
 mod local;
 mod operations;
 mod remote_file;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use bench::{Bench, BenchReport};
+pub use identity::Identity;
 pub use local::sum_local;
 pub use operations::Ping;
 pub use remote_file::{HeldRegion, RegisteredBuffer, RemoteFile};

@@ -23,6 +23,10 @@ pub struct ClientOptions {
     /// What to do about a host whose key is not pinned. Default: refuse. A changed key is always
     /// refused.
     pub unknown_host: UnknownHost,
+    /// The file of this user's own key, proved to servers that ask for one. Default:
+    /// `$XDG_CONFIG_HOME/rdcp/identity.pem`, else `~/.config/rdcp/identity.pem`, if it is there; a
+    /// file that is named here has to be.
+    pub identity: Option<PathBuf>,
     /// Longest wait for the connection and for each answer of the handshake. Default 10 s: longer
     /// than three lost SYNs, shorter than a person's patience.
     pub connect_timeout: Duration,
@@ -158,6 +162,7 @@ impl Default for ClientOptions {
     fn default() -> Self {
         Self {
             known_hosts: None,
+            identity: None,
             unknown_host: UnknownHost::Refuse,
             connect_timeout: Duration::from_secs(10),
             streams: None,

@@ -11,12 +11,13 @@ use tokio::task::JoinHandle;
 use crate::error::{Error, ErrorKind};
 use crate::limits::{EXPORT_NAME_BYTES_MAX, STREAMS_MAX};
 use crate::options::RdmaOptions;
+use crate::session::clients::{Admission, AuthorizedKeys};
 pub use crate::session::counters::RdmaCounts;
 use crate::session::counters::counters;
-use crate::session::host_key::HostKey;
 use crate::session::machinery::machinery;
+use crate::session::own_key::{FingerprintError, OwnKey};
 use crate::session::serving::{self, Exported, Serving};
-use crate::session::tls;
+use crate::session::tls::{self, ClientKeys};
 use crate::storage::{Identity, Root};
 use crate::wire::message::TransportOffer;
 
@@ -122,9 +123,14 @@ pub struct ServerBuilder {
     listen: Vec<SocketAddr>,
     state_directory: Option<PathBuf>,
     auth_none: bool,
+    keys_said: Vec<String>,
+    keys_file: Option<PathBuf>,
     limits: ServerLimits,
     rdma: RdmaOptions,
 }
+
+/// The host key's file in the state directory.
+const HOST_KEY_FILE: &str = "host_key.pem";
 
 impl ServerBuilder {
     /// Adds an export.
@@ -149,8 +155,28 @@ impl ServerBuilder {
         self
     }
 
-    /// Lets anybody who reaches the server use its exports. Without it only loopback addresses can
-    /// be listened on, as clients don't prove who they are.
+    /// Lets in clients that prove the key with this fingerprint (`SHA256:...`, as `rdcp keygen` prints
+    /// it), with every right that the exports give. With it, or with [`Self::authorized_keys`], all
+    /// clients have to prove a key.
+    #[must_use]
+    pub fn authorize(mut self, fingerprint: impl Into<String>) -> Self {
+        self.keys_said.push(fingerprint.into());
+        self
+    }
+
+    /// Lets in clients that prove a key listed in this file. Each line is
+    /// `[OPTIONS] SHA256:... [COMMENT]`; options are `export="a,b"`, `rights="list,read"` (also create,
+    /// overwrite, delete), `from="10.0.0.0/8,::1"` and `expires="2027-01-31"`, with commas between them.
+    /// The file is read again when it changes; a key that is taken out loses its sessions within
+    /// seconds.
+    #[must_use]
+    pub fn authorized_keys(mut self, file: impl Into<PathBuf>) -> Self {
+        self.keys_file = Some(file.into());
+        self
+    }
+
+    /// Lets anybody who reaches the server use its exports. Without it, and without keys that clients
+    /// have to prove, only loopback addresses can be listened on.
     #[must_use]
     pub fn auth_none(mut self, auth_none: bool) -> Self {
         self.auth_none = auth_none;
@@ -188,13 +214,18 @@ impl ServerBuilder {
             });
         }
         let key = match &self.state_directory {
-            Some(directory) => HostKey::load_or_create(directory),
-            None => HostKey::ephemeral(),
+            Some(directory) => OwnKey::load_or_create(&directory.join(HOST_KEY_FILE)),
+            None => OwnKey::ephemeral(),
         };
         let key = key.map_err(|error| {
             Error::new(ErrorKind::Storage, "the host key can't be used").with_source(error)
         })?;
-        let config = tls::server_config(&key).map_err(|error| {
+        let admission = self.admission()?;
+        let asked = match admission {
+            Admission::Everybody => ClientKeys::Unasked,
+            Admission::Keys(_) => ClientKeys::Asked,
+        };
+        let config = tls::server_config(&key, asked).map_err(|error| {
             Error::new(ErrorKind::Internal, "TLS can't be set up").with_source(error)
         })?;
         let mut listeners = Vec::with_capacity(self.listen.len());
@@ -210,17 +241,53 @@ impl ServerBuilder {
             .iter()
             .filter_map(|listener| listener.local_addr().ok())
             .collect();
-        let serving = Serving::new(machinery, exports, config, self.limits, self.rdma);
-        let tasks = listeners
+        let serving = Serving::new(
+            machinery,
+            exports,
+            admission,
+            config,
+            self.limits,
+            self.rdma,
+        );
+        let mut tasks: Vec<_> = listeners
             .into_iter()
             .map(|listener| tokio::spawn(serving::accept(Arc::clone(&serving), listener)))
             .collect();
+        if serving.asks_for_keys() {
+            tasks.push(tokio::spawn(serving::watch_keys(Arc::clone(&serving))));
+        }
         Ok(Server {
             local_addrs,
             fingerprint: key.fingerprint().to_string(),
             serving,
             tasks,
         })
+    }
+
+    fn asks_for_keys(&self) -> bool {
+        self.keys_file.is_some() || !self.keys_said.is_empty()
+    }
+
+    /// Whom the server lets in. Reads the file of keys.
+    fn admission(&self) -> Result<Admission, Error> {
+        if !self.asks_for_keys() {
+            return Ok(Admission::Everybody);
+        }
+        let mut said = Vec::new();
+        for text in &self.keys_said {
+            let key = text.parse().map_err(|error: FingerprintError| {
+                let message = format!("{:?} is no key: {error}", text.as_str());
+                Error::new(ErrorKind::Usage, message)
+                    .with_hint("'rdcp keygen' prints the key of its user")
+            })?;
+            said.push(key);
+        }
+        AuthorizedKeys::new(said, self.keys_file.clone())
+            .map(Admission::Keys)
+            .map_err(|error| {
+                let message = "the file of authorized keys can't be used";
+                Error::new(ErrorKind::Usage, message).with_source(error)
+            })
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -239,8 +306,11 @@ impl ServerBuilder {
         if self.listen.is_empty() {
             return usage("no address to listen on".to_owned());
         }
+        if self.auth_none && self.asks_for_keys() {
+            return usage("either everybody is let in, or who proves a key".to_owned());
+        }
         for address in &self.listen {
-            if !self.auth_none && !address.ip().is_loopback() {
+            if !self.auth_none && !self.asks_for_keys() && !address.ip().is_loopback() {
                 return Err(Error::new(
                     ErrorKind::Usage,
                     format!(
@@ -248,7 +318,8 @@ impl ServerBuilder {
                     ),
                 )
                 .with_hint(
-                    "listen on 127.0.0.1 or [::1], or say auth = \"none\" to let anybody in",
+                    "authorize keys of clients, listen on 127.0.0.1 or [::1], or say auth = \"none\" \
+                     to let anybody in",
                 ));
             }
         }

@@ -76,6 +76,8 @@ pub(crate) enum Job {
         paths: Vec<PathBuf>,
         connection: ConnectionArgs,
     },
+    /// Make a key, or tell the one that is there.
+    Keygen { identity: Option<PathBuf> },
     /// Print a completion script.
     Completions(clap_complete::Shell),
     /// Print or write the manual.
@@ -233,6 +235,9 @@ impl Job {
                 paths: args.paths,
                 connection: args.connection,
             },
+            Command::Keygen(args) => Self::Keygen {
+                identity: args.identity,
+            },
             Command::Completions(args) => Self::Completions(args.shell),
             Command::Man(args) => Self::Manual {
                 page: args.page,
@@ -257,7 +262,7 @@ pub(crate) fn json_of(command: &Command) -> Option<JsonTo> {
         Command::Doctor(args) => (args.json, false),
         Command::Rm(args) => (args.output.json, false),
         Command::Mkdir(args) => (args.output.json, false),
-        Command::Completions(_) | Command::Man(_) => (false, false),
+        Command::Keygen(_) | Command::Completions(_) | Command::Man(_) => (false, false),
     };
     json.then_some(if to_stdout {
         JsonTo::Stderr

@@ -144,6 +144,9 @@ fn own_sections(name: &str) -> Roff {
     roff.control("TP", []);
     roff.text([bold("~/.config/rdcp/known_hosts")]);
     roff.text([roman("Keys of the hosts that are trusted, one a line.")]);
+    roff.control("TP", []);
+    roff.text([bold("~/.config/rdcp/identity.pem")]);
+    roff.text([roman("Your own key, as rdcp keygen makes it.")]);
     roff.control("SH", ["SEE ALSO"]);
     let also = match name {
         "rdcp" => "rdcpd(1), b3sum(1), sha256sum(1)",

@@ -45,9 +45,22 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen)]
     pub(crate) listen: Vec<SocketAddr>,
 
-    /// How clients prove who they are. Only `none` exists; without it only loopback is listened on
+    /// How clients prove who they are [default: keys if any are authorized; else only loopback is
+    /// listened on, for every user of this host]
     #[arg(long, value_name = "MODE")]
     pub(crate) auth: Option<AuthMode>,
+
+    /// Let in the client with this key, as `rdcp keygen` prints it; may be repeated
+    #[arg(long, value_name = "SHA256:...")]
+    pub(crate) authorize: Vec<String>,
+
+    /// Let in the clients whose keys this file lists
+    ///
+    /// A line is [OPTIONS] SHA256:... [COMMENT]. Options, with commas between them: export="a,b",
+    /// rights="list,read,create,overwrite,delete", from="10.0.0.0/8,::1", expires="2027-01-31". The
+    /// file is read again when it changes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) authorized_keys: Option<PathBuf>,
 
     /// Print the manual page rdcpd(1) as roff, and exit
     #[arg(long, exclusive = true)]

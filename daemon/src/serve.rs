@@ -3,11 +3,12 @@
 use std::io;
 use std::path::PathBuf;
 
-use rdcp::TransportOffer;
-use rdcp::server::{Server, ServerLimits};
+use rdcp::client::Identity;
+use rdcp::server::{Server, ServerBuilder, ServerLimits};
+use rdcp::{ErrorKind, TransportOffer};
 use tracing::{info, warn};
 
-use crate::settings::Settings;
+use crate::settings::{AuthMode, Settings};
 use crate::state_dir;
 
 /// Why the daemon could not start.
@@ -31,9 +32,13 @@ pub(crate) async fn start(settings: &Settings) -> Result<Server, StartError> {
     let limits = ServerLimits::default().sessions_max(settings.sessions_max.value);
     let mut builder = Server::builder()
         .state_directory(state_dir)
-        .auth_none(settings.auth.is_some())
         .limits(limits)
         .rdma(settings.rdma.options());
+    builder = match settings.auth.as_ref().map(|auth| auth.value) {
+        None => builder,
+        Some(AuthMode::None) => builder.auth_none(true),
+        Some(AuthMode::Keys) => authorized(builder, settings)?,
+    };
     for address in &settings.listen.value {
         builder = builder.listen(*address);
     }
@@ -45,6 +50,36 @@ pub(crate) async fn start(settings: &Settings) -> Result<Server, StartError> {
     let transports = server.transports().await;
     announce(&server, settings, &transports);
     Ok(server)
+}
+
+/// Lets in whose keys are named, and by hand the starter.
+fn authorized(
+    mut builder: ServerBuilder,
+    settings: &Settings,
+) -> Result<ServerBuilder, rdcp::Error> {
+    for key in &settings.authorize {
+        builder = builder.authorize(key);
+    }
+    if let Some(file) = &settings.authorized_keys {
+        builder = builder.authorized_keys(&file.value);
+    }
+    if settings.from_file {
+        return Ok(builder);
+    }
+    let own = Identity::load()?;
+    let names_others = settings.authorized_keys.is_some() || !settings.authorize.is_empty();
+    match own {
+        Some(own) => {
+            info!(key = own.fingerprint, "the key of this user is authorized");
+            Ok(builder.authorize(own.fingerprint))
+        }
+        None if names_others => Ok(builder),
+        None => Err(rdcp::Error::new(
+            ErrorKind::Usage,
+            "nobody's key is authorized, and this user has none",
+        )
+        .with_hint("make one with 'rdcp keygen', or name a client's: --authorize SHA256:...")),
+    }
 }
 
 fn announce(server: &Server, settings: &Settings, transports: &[TransportOffer]) {
@@ -61,13 +96,13 @@ fn announce(server: &Server, settings: &Settings, transports: &[TransportOffer])
         let (name, available) = (&offer.name, offer.available);
         info!(name, available, reason = offer.reason, "transport");
     }
-    if settings.auth.is_some() {
-        warn!(
+    match settings.auth.as_ref().map(|auth| auth.value) {
+        Some(AuthMode::None) => warn!(
             "AUTHENTICATION IS OFF (auth = none): everybody who reaches this port may read the \
              exports and change the writable ones"
-        );
-    } else {
-        info!("clients are not authenticated: every user of this host may use the exports");
+        ),
+        Some(AuthMode::Keys) => info!("clients are let in by their keys"),
+        None => info!("clients are not authenticated: every user of this host may use the exports"),
     }
     if rustix::process::geteuid().is_root() {
         warn!("running as root: files are read and written as root; run rdcpd as its own user");

@@ -46,6 +46,17 @@ impl<T> Said<T> {
 pub(crate) enum AuthMode {
     /// They do not: whoever reaches the port may use the exports.
     None,
+    /// By a key that is authorized. Started by hand, the starter's own is.
+    Keys,
+}
+
+impl AuthMode {
+    fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Keys => "keys",
+        }
+    }
 }
 
 /// Form of the log lines.
@@ -71,8 +82,12 @@ impl fmt::Display for LogFormat {
 pub(crate) struct Settings {
     pub(crate) listen: Said<Vec<SocketAddr>>,
     pub(crate) state_dir: Said<PathBuf>,
-    /// `None`: nobody said `none`, and every address in `listen` is loopback.
+    /// `None`: nobody said anything of it, and every address in `listen` is loopback.
     pub(crate) auth: Option<Said<AuthMode>>,
+    pub(crate) authorize: Vec<String>,
+    pub(crate) authorized_keys: Option<Said<PathBuf>>,
+    /// Whether a configuration file was read.
+    pub(crate) from_file: bool,
     pub(crate) drain: Said<Duration>,
     pub(crate) sessions_max: Said<usize>,
     pub(crate) log_format: Said<LogFormat>,
@@ -99,14 +114,33 @@ impl Settings {
     fn join(args: Args, config: Config) -> Result<Self, Problems> {
         let mut problems = Problems::default();
         let from_file = args.config.is_some();
+        let authorized_keys = args
+            .authorized_keys
+            .map(|path| {
+                Said::by_option(
+                    std::path::absolute(&path).unwrap_or(path),
+                    "--authorized-keys",
+                )
+            })
+            .or(config.authorized_keys);
         let auth = args
             .auth
             .map(|mode| Said::by_option(mode, "--auth"))
             .or(config.auth);
+        let auth = join_auth(
+            auth,
+            &args.authorize,
+            authorized_keys.as_ref(),
+            from_file,
+            &mut problems,
+        );
         let settings = Self {
             listen: join_listen(args.listen, config.listen, auth.is_some(), &mut problems),
             state_dir: join_state_dir(args.state_dir, config.state_dir, from_file, &mut problems),
             auth,
+            authorize: args.authorize,
+            authorized_keys,
+            from_file,
             drain: config
                 .drain_seconds
                 .map_or(Said::default(DRAIN_DEFAULT), |seconds| Said {
@@ -157,7 +191,10 @@ impl Settings {
             &self.state_dir.source,
         );
         if let Some(auth) = &self.auth {
-            line("auth", "\"none\"".into(), &auth.source);
+            line("auth", format!("\"{}\"", auth.value.word()), &auth.source);
+        }
+        if let Some(file) = &self.authorized_keys {
+            line("authorized_keys", quoted_path(&file.value), &file.source);
         }
         line(
             "drain_seconds",
@@ -234,13 +271,47 @@ fn join_listen(
         && !auth_is_said
     {
         let what = format!(
-            "{open} can be reached from other hosts, and this release can't yet tell who connects: \
-             listen on loopback only, or say that everybody who reaches the port may use the \
-             exports: write auth = \"none\" in the configuration, or --auth none"
+            "{open} can be reached from other hosts, and nothing says who may connect: authorize \
+             keys of clients (--authorize SHA256:..., or authorized_keys = \"/etc/rdcp/authorized_keys\" \
+             in the configuration; 'rdcp keygen' prints a client's), or say that everybody who reaches \
+             the port may use the exports: write auth = \"none\" in the configuration, or --auth none"
         );
         problems.add(&listen.source, what);
     }
     listen
+}
+
+/// Keys that were named are asked for; to name them and let everybody in is a contradiction.
+fn join_auth(
+    said: Option<Said<AuthMode>>,
+    authorize: &[String],
+    file: Option<&Said<PathBuf>>,
+    from_file: bool,
+    problems: &mut Problems,
+) -> Option<Said<AuthMode>> {
+    let named = match (authorize.is_empty(), file) {
+        (false, _) => Some(Source::CommandLine("--authorize")),
+        (true, Some(file)) => Some(file.source.clone()),
+        (true, None) => None,
+    };
+    let Some(said) = said else {
+        let value = AuthMode::Keys;
+        return named.map(|source| Said { value, source });
+    };
+    match (said.value, &named) {
+        (AuthMode::None, Some(source)) => {
+            let what = "keys are authorized, and auth = \"none\" lets in everybody: leave out one";
+            problems.add(source, what);
+        }
+        // By hand, there is the starter's own key.
+        (AuthMode::Keys, None) if from_file => {
+            let what = "nobody's key is authorized: write authorized_keys = \"/etc/rdcp/authorized_keys\" \
+                        and list keys there; 'rdcp keygen' prints a client's";
+            problems.add(&said.source, what);
+        }
+        _ => {}
+    }
+    Some(said)
 }
 
 fn join_state_dir(

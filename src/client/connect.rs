@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+use super::identity;
 use super::transport::{self, Standing, TransportReport, Tried};
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
@@ -90,6 +91,7 @@ impl Session {
             known_hosts: KnownHosts::new(known_hosts_file(options.known_hosts)?),
             policy: policy(options.unknown_host),
             deadline: options.connect_timeout,
+            identity: identity::load(options.identity)?.map(Arc::new),
         };
         let control = control::connect(&host, &connect)
             .await
@@ -474,16 +476,13 @@ fn known_hosts_file(chosen: Option<PathBuf>) -> Result<PathBuf, Error> {
     if let Some(path) = chosen {
         return Ok(path);
     }
-    let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let config = from("XDG_CONFIG_HOME").map(PathBuf::from);
-    let config = config.or_else(|| from("HOME").map(|home| PathBuf::from(home).join(".config")));
-    let config = config.ok_or_else(|| {
+    let directory = identity::config_directory().ok_or_else(|| {
         let message = "there is no place for the keys of known hosts: neither HOME nor \
                        XDG_CONFIG_HOME is set";
         Error::new(ErrorKind::Usage, message)
             .with_hint("set HOME, or name a file: --known-hosts FILE")
     })?;
-    Ok(config.join("rdcp").join("known_hosts"))
+    Ok(directory.join("known_hosts"))
 }
 
 fn policy(unknown: UnknownHost) -> HostPolicy {

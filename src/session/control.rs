@@ -37,9 +37,9 @@ pub use writer::ControlWriter;
 use crate::ids::{SessionId, TransferId};
 use crate::limits::GREETING_BYTES_MAX;
 use crate::session::data::SessionKey;
-use crate::session::host_key::Fingerprint;
 use crate::session::known_hosts::{HostDecision, HostPolicy, HostPort, HostTrust, KnownHosts};
-use crate::session::tls;
+use crate::session::own_key::{Fingerprint, OwnKey};
+use crate::session::tls::{self, Shown};
 use crate::wire::level::{self, LEVEL_MAX, LEVEL_MIN};
 use crate::wire::message::{Hello, TransportOffer, Welcome};
 use crate::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
@@ -63,6 +63,8 @@ pub struct ConnectOptions {
     pub policy: HostPolicy,
     /// For the connection, and once more for the handshake. See [`HANDSHAKE_DEADLINE`].
     pub deadline: Duration,
+    /// The client's own key, shown to servers whose key is known.
+    pub identity: Option<Arc<OwnKey>>,
 }
 
 /// A client's control connection, greeted.
@@ -86,19 +88,45 @@ pub async fn connect(
     host: &HostPort,
     options: &ConnectOptions,
 ) -> Result<ClientControl, ControlError> {
-    let first = handshake(host, options).await?;
+    let mut shown_to = match &options.identity {
+        Some(_) => pinned(host, options).await?,
+        None => None,
+    };
+    let first = match handshake(host, options, shown_to).await {
+        // It is not the server that was known: who it is has to be seen without showing anything.
+        Err(ControlError::Tls(_)) if shown_to.take().is_some() => {
+            handshake(host, options, None).await?
+        }
+        done => done?,
+    };
     let fingerprint = first.fingerprint;
     let asked = decide(host, fingerprint, options).await?;
-    match greet_server(first, options).await {
-        // A person takes longer to compare a key than a server waits for Hello.
-        Err(ControlError::Lost(_) | ControlError::Closed) if asked => {}
-        greeted => return greeted,
+    let shows_late = options.identity.is_some() && shown_to.is_none();
+    if !shows_late {
+        match greet_server(first, options).await {
+            // A person takes longer to compare a key than a server waits for Hello.
+            Err(ControlError::Lost(_) | ControlError::Closed) if asked => {}
+            greeted => return greeted,
+        }
     }
-    let second = handshake(host, options).await?;
+    let second = handshake(host, options, shows_late.then_some(fingerprint)).await?;
     if second.fingerprint != fingerprint {
         decide(host, second.fingerprint, options).await?;
     }
     greet_server(second, options).await
+}
+
+/// The key that was accepted for this host, if one was.
+async fn pinned(
+    host: &HostPort,
+    options: &ConnectOptions,
+) -> Result<Option<Fingerprint>, ControlError> {
+    let (host, hosts) = (host.clone(), options.known_hosts.clone());
+    let read = tokio::task::spawn_blocking(move || hosts.pinned(&host));
+    match read.await {
+        Ok(pinned) => Ok(pinned?),
+        Err(_) => Err(ControlError::Closed),
+    }
 }
 
 /// A server that has proved to hold a key, which may be the wrong one: it has been told nothing.
@@ -108,8 +136,12 @@ struct Stranger {
     fingerprint: Fingerprint,
 }
 
-/// TCP and TLS, up to a server that has proved a key.
-async fn handshake(host: &HostPort, options: &ConnectOptions) -> Result<Stranger, ControlError> {
+/// TCP and TLS, up to a server that has proved a key: this one, if the client's own is to be shown.
+async fn handshake(
+    host: &HostPort,
+    options: &ConnectOptions,
+    shown_to: Option<Fingerprint>,
+) -> Result<Stranger, ControlError> {
     let unreachable = |source| ControlError::Connect {
         host: host.clone(),
         source,
@@ -134,7 +166,9 @@ async fn handshake(host: &HostPort, options: &ConnectOptions) -> Result<Stranger
         .await
         .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
         .map_err(unreachable)?;
-    let config = tls::client_config().map_err(ControlError::TlsSetup)?;
+    let shown = options.identity.as_deref().zip(shown_to);
+    let shown = shown.map(|(key, to)| Shown { key, to });
+    let config = tls::client_config(shown).map_err(ControlError::TlsSetup)?;
     let name = tls::server_name().map_err(ControlError::TlsSetup)?;
     let handshake = TlsConnector::from(config).connect(name, stream);
     let handshake = async {
@@ -145,7 +179,9 @@ async fn handshake(host: &HostPort, options: &ConnectOptions) -> Result<Stranger
     if !tls::speaks_rdcp(stream.get_ref().1) {
         return Err(ControlError::NotRdcp);
     }
-    let fingerprint = tls::presented_key(stream.get_ref().1).map_err(ControlError::TlsSetup)?;
+    let fingerprint = tls::presented_key(stream.get_ref().1)
+        .and_then(|key| key.ok_or(rustls::Error::NoCertificatesPresented))
+        .map_err(ControlError::TlsSetup)?;
     Ok(Stranger {
         stream,
         peer,
@@ -274,6 +310,7 @@ async fn say_hello(server: Stranger, software: &str) -> Result<ClientControl, Co
 /// A client that has said Hello and waits for its Welcome.
 pub struct Greeted {
     reader: ControlReader<TlsStream<TcpStream>>,
+    key: Option<Fingerprint>,
     hello: Hello,
     level: u16,
     peer: SocketAddr,
@@ -338,6 +375,7 @@ async fn greet_client(
     if !tls::speaks_rdcp(stream.get_ref().1) {
         return Err(ControlError::NotRdcp);
     }
+    let key = tls::presented_key(stream.get_ref().1).map_err(ControlError::TlsSetup)?;
     let mut reader = ControlReader::new(stream.into(), Decoder::with_limit(GREETING_BYTES_MAX));
     let Message::Hello(hello) = hear(&mut reader).await? else {
         return Err(ControlError::OutOfTurn { expected: "Hello" });
@@ -354,6 +392,7 @@ async fn greet_client(
     };
     Ok(Greeted {
         reader,
+        key,
         hello,
         level,
         peer,
@@ -372,6 +411,11 @@ impl Greeted {
         self.peer
     }
 
+    /// The key that it proved to hold, if it was asked for one and showed one.
+    pub fn key(&self) -> Option<Fingerprint> {
+        self.key
+    }
+
     /// The key of the data connections of the session that will be called `session`. It has to be
     /// found under that name before [`welcome`](Self::welcome).
     pub fn session_key(&self, session: SessionId) -> Result<SessionKey, ControlError> {
@@ -386,6 +430,7 @@ impl Greeted {
             level,
             peer,
             deadline,
+            ..
         } = self;
         let welcome = Welcome {
             level,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::session::host_key::Fingerprint;
+use crate::session::own_key::Fingerprint;
 
 /// A file beyond this is not a list of hosts that a user keeps.
 const FILE_BYTES_MAX: u64 = 8 << 20;
@@ -178,6 +178,15 @@ impl KnownHosts {
         }
     }
 
+    /// The key that was accepted for `host`, if one was: the first, should there be several.
+    pub fn pinned(&self, host: &HostPort) -> Result<Option<Fingerprint>, KnownHostsError> {
+        match File::open(&self.path) {
+            Ok(file) => Ok(self.entries(file, host)?.first().map(|(_, key)| *key)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.failed("open", error)),
+        }
+    }
+
     /// Writes down that `host` shows this key. The file and its directory are made if need be.
     pub fn remember(
         &self,
@@ -332,10 +341,10 @@ fn judge(known: &[Accepted], presented: &Fingerprint) -> HostTrust {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::session::host_key::HostKey;
+    use crate::session::own_key::OwnKey;
 
     fn key() -> Fingerprint {
-        HostKey::ephemeral().unwrap().fingerprint()
+        OwnKey::ephemeral().unwrap().fingerprint()
     }
 
     fn file() -> (tempfile::TempDir, KnownHosts) {

@@ -18,12 +18,13 @@ pub(crate) mod counters;
 pub mod data;
 pub mod exposing;
 mod hashing;
-pub mod host_key;
 pub mod known_hosts;
+pub mod own_key;
 pub mod tls;
 
 mod admission;
 mod benching;
+pub(crate) mod clients;
 pub(crate) mod machinery;
 mod names;
 mod operating;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 
+use super::clients::{Client, Right};
 use super::peer::{Inbound, Seat};
 use super::serving::{Serving, Subject};
 use crate::limits::{LISTING_BYTES_TARGET, LISTING_LINES_MAX};
@@ -30,6 +31,7 @@ const BATCHES_QUEUED_MAX: usize = 2;
 pub(crate) async fn run(
     serving: Arc<Serving>,
     mut seat: Seat,
+    client: Arc<Client>,
     operation: Operation,
     of_session: Arc<Semaphore>,
 ) {
@@ -43,7 +45,7 @@ pub(crate) async fn run(
     };
     let Subject { export, path } = Subject::of(Some(place));
     tracing::info!(%session, %transfer, operation = name, export, path, "operation began");
-    let answer = match perform(&serving, &mut seat, operation, &of_session).await {
+    let answer = match perform(&serving, &mut seat, &client, operation, &of_session).await {
         Ok(()) => Message::Done,
         Err(fault) => Message::Failed(fault),
     };
@@ -60,25 +62,26 @@ pub(crate) async fn run(
 async fn perform(
     serving: &Serving,
     seat: &mut Seat,
+    client: &Client,
     operation: Operation,
     of_session: &Arc<Semaphore>,
 ) -> Result<(), Fault> {
     match operation {
         Operation::List { path, .. } | Operation::Stat { path } if path.export.is_empty() => {
             seat.say(Message::Listing(
-                serving.exports.iter().map(exported).collect(),
+                serving.visible(client).map(exported).collect(),
             ));
             Ok(())
         }
         Operation::List { path, recursive } => {
-            let root = root(serving, &path)?;
+            let root = root(serving, client, &path, Right::List)?;
             listing(serving, seat, of_session, move |output| {
                 operations::list(&root, &path.path, recursive, output)
             })
             .await
         }
         Operation::Stat { path } => {
-            let root = root(serving, &path)?;
+            let root = root(serving, client, &path, Right::List)?;
             listing(serving, seat, of_session, move |output| {
                 (output.tell)(operations::stat(&root, &path.path)?);
                 Ok(())
@@ -93,21 +96,21 @@ async fn perform(
             if hash == HashKind::None {
                 return Err(Fault::new(FaultCode::Invalid, "a sum needs a digest"));
             }
-            let root = root(serving, &path)?;
+            let root = root(serving, client, &path, Right::Read)?;
             listing(serving, seat, of_session, move |output| {
                 operations::sum(&root, &path.path, recursive, hash, output)
             })
             .await
         }
         Operation::Remove { path, recursive } => {
-            let root = Arc::clone(&serving.writable_export(&path)?.root);
+            let root = root(serving, client, &path, Right::Delete)?;
             listing(serving, seat, of_session, move |output| {
                 operations::remove(&root, &path.path, recursive, output.cancelled)
             })
             .await
         }
         Operation::MakeDirectory { path, parents } => {
-            let root = Arc::clone(&serving.writable_export(&path)?.root);
+            let root = root(serving, client, &path, Right::Create)?;
             listing(serving, seat, of_session, move |_| {
                 operations::make_directory(&root, &path.path, parents)
             })
@@ -116,8 +119,13 @@ async fn perform(
     }
 }
 
-fn root(serving: &Serving, path: &RemotePath) -> Result<Arc<Root>, Fault> {
-    Ok(Arc::clone(&serving.export(path)?.root))
+fn root(
+    serving: &Serving,
+    client: &Client,
+    path: &RemotePath,
+    right: Right,
+) -> Result<Arc<Root>, Fault> {
+    Ok(Arc::clone(&serving.export(client, path, right)?.root))
 }
 
 fn exported(export: &super::serving::Exported) -> Listed {

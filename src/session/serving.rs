@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
 
-use self::entering::{Entered, Leaving, enter};
+use self::entering::{Entered, Leaving, admit};
 use super::admission::{Handshakes, Origin, Place};
+use super::clients::{Admission, Client, Right};
 use super::control::{self, Greeted, Greeting, HANDSHAKE_DEADLINE, TlsReader};
 use super::data::{self, ConnectionKind, DATA_HANDSHAKE_DEADLINE, SessionKey};
 use super::machinery::Machinery;
@@ -44,6 +45,9 @@ const OPERATIONS_PER_SESSION_MAX: usize = 4;
 /// Pause after the system had no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How often the list of keys is looked at: how long a key that was taken out is still good.
+const KEYS_PAUSE: Duration = Duration::from_secs(1);
+
 /// An export, open.
 pub(crate) struct Exported {
     pub(crate) name: String,
@@ -55,6 +59,7 @@ pub(crate) struct Exported {
 pub(crate) struct Serving {
     pub(crate) machinery: Machinery,
     pub(crate) exports: Vec<Exported>,
+    admission: Admission,
     tls: Arc<rustls::ServerConfig>,
     limits: ServerLimits,
     rdma: RdmaOptions,
@@ -76,6 +81,7 @@ impl Serving {
     pub(crate) fn new(
         machinery: Machinery,
         exports: Vec<Exported>,
+        admission: Admission,
         tls: Arc<rustls::ServerConfig>,
         limits: ServerLimits,
         rdma: RdmaOptions,
@@ -83,6 +89,7 @@ impl Serving {
         Arc::new(Self {
             machinery,
             exports,
+            admission,
             tls,
             limits,
             reception: (rdma.enabled && rdma.connect == RdmaConnect::Cm)
@@ -162,6 +169,11 @@ impl Serving {
         }
     }
 
+    /// Whether clients have to prove keys.
+    pub(crate) fn asks_for_keys(&self) -> bool {
+        matches!(self.admission, Admission::Keys(_))
+    }
+
     fn is_draining(&self) -> bool {
         *self.draining.borrow()
     }
@@ -180,34 +192,44 @@ impl Serving {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Finds what a client named.
-    pub(crate) fn export(&self, path: &RemotePath) -> Result<&Exported, Fault> {
-        self.exports
-            .iter()
-            .find(|export| export.name == path.export)
-            .ok_or_else(|| {
-                let names: Vec<_> = self
-                    .exports
-                    .iter()
-                    .map(|export| export.name.as_str())
-                    .collect();
-                let text = format!(
-                    "no export is called '{}'; there are: {}",
-                    path.export.escape_debug(),
-                    names.join(", ")
-                );
-                Fault::new(FaultCode::NotFound, text)
-            })
+    /// Finds what a client named, if it may do that there.
+    pub(crate) fn export(
+        &self,
+        client: &Client,
+        path: &RemotePath,
+        right: Right,
+    ) -> Result<&Exported, Fault> {
+        let mut visible = self.visible(client);
+        let found = visible.find(|export| export.name == path.export);
+        let Some(export) = found else {
+            let names: Vec<_> = self.visible(client).map(|e| e.name.as_str()).collect();
+            let text = format!(
+                "no export is called '{}'; there are: {}",
+                path.export.escape_debug(),
+                names.join(", ")
+            );
+            return Err(Fault::new(FaultCode::NotFound, text));
+        };
+        let changes = !matches!(right, Right::List | Right::Read);
+        if changes && !export.writable {
+            let text = format!("export '{}' is read-only", export.name);
+            return Err(Fault::new(FaultCode::Denied, text));
+        }
+        if !client.may(right) {
+            let text = format!(
+                "this client's key has no right to {right} on this server: its line among the \
+                 authorized keys says what it may do"
+            );
+            return Err(Fault::new(FaultCode::Denied, text));
+        }
+        Ok(export)
     }
 
-    /// Finds what a client wants to change.
-    pub(crate) fn writable_export(&self, path: &RemotePath) -> Result<&Exported, Fault> {
-        let export = self.export(path)?;
-        if export.writable {
-            return Ok(export);
-        }
-        let text = format!("export '{}' is read-only", export.name);
-        Err(Fault::new(FaultCode::Denied, text))
+    /// The exports that a client may know of.
+    pub(crate) fn visible(&self, client: &Client) -> impl Iterator<Item = &Exported> {
+        self.exports
+            .iter()
+            .filter(|export| client.sees(&export.name))
     }
 }
 
@@ -228,6 +250,28 @@ pub(crate) async fn accept(serving: Arc<Serving>, listener: TcpListener) {
                 tracing::warn!(%error, "accepting a connection failed");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
+        }
+    }
+}
+
+/// Looks now and then whether the list of keys was edited, until its task is ended.
+pub(crate) async fn watch_keys(serving: Arc<Serving>) {
+    loop {
+        tokio::time::sleep(KEYS_PAUSE).await;
+        let looking = Arc::clone(&serving);
+        // Files may block, even small ones.
+        let looked = tokio::task::spawn_blocking(move || {
+            if let Admission::Keys(keys) = &looking.admission
+                && let Err(error) = keys.refresh()
+            {
+                let reason = chain(&error);
+                tracing::error!(reason, "the keys that are let in stay as they were");
+            }
+            // Every time: a key may have expired.
+            entering::review(&looking);
+        });
+        if looked.await.is_err() {
+            return;
         }
     }
 }
@@ -295,17 +339,23 @@ fn attach(serving: &Serving, connection: data::DataConnection) {
     peer.attach(connection.stream, connection.keys);
 }
 
+/// Tells a client why it is not let in.
+async fn turn_away(greeted: Greeted, fault: Fault) {
+    let from = greeted.peer();
+    tracing::warn!(%from, reason = %fault.text, "a client was turned away");
+    if let Err(error) = greeted.refuse(fault).await {
+        tracing::debug!(%from, %error, "the refusal did not reach the client");
+    }
+}
+
 /// A session, from its welcome to its end.
 async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     let id = SessionId(serving.next_session.fetch_add(1, Ordering::Relaxed));
     let from = greeted.peer();
-    if let Some(fault) = enter(&serving, id, &greeted) {
-        tracing::warn!(%from, reason = %fault.text, "a client was turned away");
-        if let Err(error) = greeted.refuse(fault).await {
-            tracing::debug!(%from, %error, "the refusal did not reach the client");
-        }
-        return;
-    }
+    let client = match admit(&serving, id, &greeted) {
+        Ok(client) => client,
+        Err(fault) => return turn_away(greeted, fault).await,
+    };
     let left = Leaving {
         serving: &serving,
         id,
@@ -330,14 +380,17 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     if let Some(entered) = serving.lock().get_mut(&id) {
         entered.peer = Some(Arc::clone(&peer));
     }
-    tracing::info!(session = %id, %from, software = %software.escape_debug(), "session began");
+    let key = client.key.map(tracing::field::display);
+    tracing::info!(
+        session = %id, %from, key, software = %software.escape_debug(), "session began"
+    );
     let pulse = Pulse::new();
     let spoken = Spoken {
         rails_from: (control.level >= LEVEL_RAILS).then_some(control.peer.ip()),
         bench: control.level >= LEVEL_BENCH,
     };
     let fault = tokio::select! {
-        fault = read(&serving, control.reader, &peer, spoken, &pulse) => fault,
+        fault = read(&serving, control.reader, &peer, &client, spoken, &pulse) => fault,
         fault = pulse.beat(&peer) => fault,
         fault = peer.closed() => fault,
         fault = control.writer.failed() => fault,
@@ -364,6 +417,7 @@ async fn read(
     serving: &Arc<Serving>,
     mut reader: TlsReader,
     peer: &Arc<Peer>,
+    client: &Arc<Client>,
     spoken: Spoken,
     pulse: &Pulse,
 ) -> Fault {
@@ -422,7 +476,8 @@ async fn read(
                 Ok(())
             }
             Message::Open(open) => begin(serving, peer, transfer).map(|seat| {
-                run(serving, transfers::run(Arc::clone(serving), seat, open));
+                let (serving_, client) = (Arc::clone(serving), Arc::clone(client));
+                run(serving, transfers::run(serving_, seat, client, open));
             }),
             Message::Bench { region_bytes } if spoken.bench => {
                 begin(serving, peer, transfer).map(|seat| {
@@ -442,6 +497,7 @@ async fn read(
                     operating::run(
                         Arc::clone(serving),
                         seat,
+                        Arc::clone(client),
                         operation,
                         Arc::clone(&operations),
                     ),

@@ -16,7 +16,7 @@ use crate::session::control::{
 use crate::session::data::{
     ConnectionKind, DataConnection, DataError, SessionKey, accept_data, classify, open_data,
 };
-use crate::session::host_key::HostKey;
+use crate::session::own_key::OwnKey;
 use crate::session::known_hosts::{HostDecision, HostPort, HostTrust, KnownHosts};
 use crate::session::tls;
 use crate::wire::level::LEVEL_MAX;
@@ -31,16 +31,16 @@ const LONG: Duration = Duration::from_secs(60);
 
 struct Server {
     address: SocketAddr,
-    key: HostKey,
+    key: OwnKey,
     listener: TcpListener,
 }
 
 impl Server {
     async fn start() -> Self {
-        Self::with_key(HostKey::ephemeral().unwrap()).await
+        Self::with_key(OwnKey::ephemeral().unwrap()).await
     }
 
-    async fn with_key(key: HostKey) -> Self {
+    async fn with_key(key: OwnKey) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self {
             address: listener.local_addr().unwrap(),
@@ -239,7 +239,7 @@ impl rustls::server::ResolvesServerCert for Impostor {
 #[tokio::test]
 async fn a_certificate_without_its_key_is_worth_nothing() {
     let server = Server::start().await;
-    let thief = HostKey::ephemeral().unwrap();
+    let thief = OwnKey::ephemeral().unwrap();
     let signing = rustls::crypto::ring::sign::any_supported_type(&thief.private_key()).unwrap();
     let stolen = rustls::sign::CertifiedKey::new(vec![server.key.certificate()], signing);
     let mut config = Arc::unwrap_or_clone(tls::server_config(&thief).unwrap());
@@ -281,7 +281,7 @@ async fn a_changed_key_is_refused_with_both_fingerprints_and_without_asking() {
     let server = Server::start().await;
     let client = Client::new(HostDecision::Remember);
     let (accepted, other) = (
-        HostKey::ephemeral().unwrap().fingerprint(),
+        OwnKey::ephemeral().unwrap().fingerprint(),
         server.key.fingerprint(),
     );
     client

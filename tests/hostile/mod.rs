@@ -74,7 +74,7 @@ pub(crate) fn tcp(server: SocketAddr, from: Option<IpAddr>) -> TcpStream {
 impl Hostile {
     /// A TLS connection to a daemon on which nothing was said yet.
     pub(crate) fn begin(server: SocketAddr, from: Option<IpAddr>) -> Self {
-        let config = tls::client_config().expect("a configuration");
+        let config = tls::client_config(None).expect("a configuration");
         let name = ServerName::try_from("rdcp").expect("a name");
         let connection = ClientConnection::new(config, name).expect("a connection");
         let mut stream = StreamOwned::new(connection, tcp(server, from));

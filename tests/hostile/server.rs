@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rdcp::TransferId;
 use rdcp::ids::SessionId;
-use rdcp::session::host_key::HostKey;
+use rdcp::session::own_key::OwnKey;
 use rdcp::session::tls;
 use rdcp::wire::Message;
 use rdcp::wire::message::{Open, TransportOffer, Welcome};
@@ -46,9 +46,9 @@ impl HostileServer {
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is there");
         let address = listener.local_addr().expect("it listens");
-        let key = HostKey::ephemeral().expect("a key");
+        let key = OwnKey::ephemeral().expect("a key");
         let shared = Arc::new(Shared {
-            config: tls::server_config(&key).expect("a configuration"),
+            config: tls::server_config(&key, tls::ClientKeys::Unasked).expect("a configuration"),
             script: Box::new(script),
             content,
             key: Mutex::new(None),

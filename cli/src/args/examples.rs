@@ -20,6 +20,7 @@ pub(crate) fn examples(command: &str) -> &'static str {
         "verify" => VERIFY_EXAMPLES,
         "rm" => RM_EXAMPLES,
         "mkdir" => MKDIR_EXAMPLES,
+        "keygen" => KEYGEN_EXAMPLES,
         "ping" => PING_EXAMPLES,
         "bench" => BENCH_EXAMPLES,
         "doctor" => DOCTOR_EXAMPLES,
@@ -79,6 +80,10 @@ pub(super) const DOCTOR_EXAMPLES: &str = "  \
   rdcp doctor                               this machine alone
   rdcp doctor --path /srv/data gpu7         and how /srv/data is served, and rails to gpu7
   rdcp doctor --json | jq .would_use_rdma";
+pub(super) const KEYGEN_EXAMPLES: &str = "  \
+  rdcp keygen                                      the line for the server's authorized keys
+  rdcp keygen | ssh store 'cat >> /etc/rdcp/authorized_keys'
+  rdcp keygen --identity ./backup.pem";
 pub(super) const COMPLETIONS_EXAMPLES: &str = "  \
   rdcp completions bash > /etc/bash_completion.d/rdcp
   rdcp completions zsh > ~/.zfunc/_rdcp

@@ -174,6 +174,14 @@ pub(crate) struct DoctorArgs {
     pub(crate) connection: ConnectionArgs,
 }
 
+/// `rdcp keygen`.
+#[derive(Debug, Args)]
+pub(crate) struct KeygenArgs {
+    /// The file of the key [default: ~/.config/rdcp/identity.pem]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) identity: Option<PathBuf>,
+}
+
 /// `rdcp completions`.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {

@@ -18,8 +18,8 @@ pub(crate) use examples::examples;
 use examples::long_tail;
 pub(crate) use look::VerifyArgs;
 use look::{
-    BenchArgs, CompletionsArgs, DoctorArgs, LsArgs, ManArgs, MkdirArgs, PingArgs, RmArgs, StatArgs,
-    SumArgs,
+    BenchArgs, CompletionsArgs, DoctorArgs, KeygenArgs, LsArgs, ManArgs, MkdirArgs, PingArgs,
+    RmArgs, StatArgs, SumArgs,
 };
 pub(crate) use transfer::{CpArgs, TransferArgs, TransferOutput};
 use transfer::{PullArgs, PushArgs};
@@ -165,6 +165,15 @@ pub(crate) enum Command {
     #[command(after_long_help = long_tail(examples::DOCTOR_EXAMPLES))]
     Doctor(DoctorArgs),
 
+    /// Make a key of your own, if there is none, and print the line by which servers know it
+    ///
+    /// A server that asks its clients for keys lets in those that it lists. The line that is printed
+    /// goes into its file of authorized keys; options before it limit what the key is good for (see
+    /// rdcpd(1)). The key itself stays in a file that only you can read, and is shown to servers
+    /// whose own key is known, to no others.
+    #[command(after_long_help = long_tail(examples::KEYGEN_EXAMPLES))]
+    Keygen(KeygenArgs),
+
     /// Print a completion script for a shell
     #[command(after_long_help = long_tail(examples::COMPLETIONS_EXAMPLES))]
     Completions(CompletionsArgs),
@@ -189,6 +198,9 @@ pub(crate) struct ConnectionArgs {
     /// Where keys of known hosts are kept [default: ~/.config/rdcp/known_hosts]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = CONNECTION)]
     pub(crate) known_hosts: Option<PathBuf>,
+    /// Your own key, for servers that ask for one [default: ~/.config/rdcp/identity.pem, if it is there]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = CONNECTION)]
+    pub(crate) identity: Option<PathBuf>,
 }
 
 #[cfg(test)]

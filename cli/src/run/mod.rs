@@ -4,6 +4,7 @@ mod bench;
 mod check;
 mod copy;
 mod doctor;
+mod keygen;
 mod look;
 mod print;
 
@@ -34,6 +35,7 @@ pub(crate) fn run(job: Job, verbose: bool, output: &mut Output) -> End {
             output.io().stdout.write(&manual::completions(shell));
             End::DONE
         }
+        Job::Keygen { identity } => keygen::keygen(identity.as_deref(), output),
         Job::Manual { page, dir } => show_manual(page.as_deref(), dir.as_deref(), output),
         job => {
             let runtime = match tokio::runtime::Builder::new_multi_thread()
@@ -121,9 +123,11 @@ async fn look(job: Job, output: &mut Output) -> End {
             connection,
         } => doctor::examine(host, paths, &connection, output).await,
         // The others were taken out before.
-        Job::Transfer(_) | Job::Print { .. } | Job::Completions(_) | Job::Manual { .. } => {
-            End::DONE
-        }
+        Job::Transfer(_)
+        | Job::Print { .. }
+        | Job::Keygen { .. }
+        | Job::Completions(_)
+        | Job::Manual { .. } => End::DONE,
     }
 }
 
@@ -204,6 +208,7 @@ fn client_options(
         timeout.min(options.connect_timeout)
     });
     options.known_hosts.clone_from(&connection.known_hosts);
+    options.identity.clone_from(&connection.identity);
     options.unknown_host = confirm::unknown_host(connection, interactive, server);
     options.streams = streams.or(options.streams);
     options

@@ -19,7 +19,9 @@ impl Wanted {
     fn of(table: &str, key: &str) -> Option<Self> {
         Some(match (table, key) {
             ("", "listen") => Self::Texts,
-            ("", "auth" | "state_dir") | ("log.", _) | ("exports.NAME.", "path") => Self::Text,
+            ("", "auth" | "authorized_keys" | "state_dir")
+            | ("log.", _)
+            | ("exports.NAME.", "path") => Self::Text,
             ("", "drain_seconds") => Self::Number {
                 max: u32::MAX.into(),
             },
@@ -58,6 +60,7 @@ impl Wanted {
 /// Keys at the top of the file.
 pub(crate) const TOP: &[&str] = &[
     "auth",
+    "authorized_keys",
     "drain_seconds",
     "exports",
     "limits",

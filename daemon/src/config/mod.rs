@@ -28,6 +28,7 @@ pub(crate) struct Config {
     pub(crate) listen: Option<Said<Vec<SocketAddr>>>,
     pub(crate) state_dir: Option<Said<PathBuf>>,
     pub(crate) auth: Option<Said<AuthMode>>,
+    pub(crate) authorized_keys: Option<Said<PathBuf>>,
     pub(crate) drain_seconds: Option<Said<u32>>,
     pub(crate) sessions_max: Option<Said<usize>>,
     pub(crate) log_format: Option<Said<LogFormat>>,
@@ -50,6 +51,7 @@ struct RawConfig {
     listen: Option<Spanned<Vec<Spanned<String>>>>,
     state_dir: Option<Spanned<PathBuf>>,
     auth: Option<Spanned<String>>,
+    authorized_keys: Option<Spanned<PathBuf>>,
     drain_seconds: Option<Spanned<u32>>,
     #[serde(default)]
     limits: RawLimits,
@@ -133,10 +135,13 @@ impl Checker<'_> {
                 self.word(
                     "auth",
                     &text,
-                    &[("none", AuthMode::None)],
-                    ": it is the only mode of this release",
+                    &[("keys", AuthMode::Keys), ("none", AuthMode::None)],
+                    "",
                 )
             }),
+            authorized_keys: raw
+                .authorized_keys
+                .map(|path| self.absolute("authorized_keys", path)),
             drain_seconds: raw.drain_seconds.map(|value| self.said(value)),
             sessions_max: raw.limits.sessions_max.map(|value| {
                 let value = self.said(value);
@@ -340,8 +345,8 @@ mod tests {
                 "t.toml:3: `0.0.0.0` has no port: write 0.0.0.0:20471",
             ),
             (
-                "auth = \"keys\"",
-                "t.toml:1: `auth` is \"keys\": write \"none\"",
+                "auth = \"key\"",
+                "t.toml:1: `auth` is \"key\": write \"keys\" or \"none\"",
             ),
             (
                 "[log]\nformat = \"xml\"",

@@ -4,8 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::session::host_key::Fingerprint;
 use crate::session::known_hosts::{HostPort, KnownHostsError};
+use crate::session::own_key::Fingerprint;
 use crate::wire::level::{LEVEL_MAX, LEVEL_MIN};
 use crate::wire::{EncodeError, Fault, FaultCode, WireError};
 

@@ -1,15 +1,18 @@
 //! Which sessions a server has, and who gets a place.
 //!
 //! In: clients that have said hello. Out: a place in the table, or the reason why there is none; the
-//! peer of a session that had to give way. What is said in a session is not known here.
+//! end of sessions that had to give way, or whose client is let in no more. What is said in a session
+//! is not known here.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Serving;
 use crate::ids::{SessionId, TransferId};
 use crate::session::admission::{self, Origin};
+use crate::session::clients::{Client, Refused};
 use crate::session::control::Greeted;
 use crate::session::data::SessionKey;
 use crate::session::peer::Peer;
@@ -23,6 +26,8 @@ const IDLE_AFTER_REQUEST: Duration = Duration::from_secs(600);
 /// A session in the table. It has no peer until its client was welcomed.
 pub(super) struct Entered {
     pub(super) key: SessionKey,
+    client: Arc<Client>,
+    address: IpAddr,
     origin: Origin,
     pub(super) peer: Option<Arc<Peer>>,
 }
@@ -40,27 +45,33 @@ impl Entered {
     }
 }
 
-/// Enters a session in the table, so that its data connections are known from the welcome on. Says
-/// why not.
-pub(super) fn enter(serving: &Serving, id: SessionId, greeted: &Greeted) -> Option<Fault> {
+/// Lets a client in and enters its session in the table, so that its data connections are known from
+/// the welcome on; or says why not.
+pub(super) fn admit(
+    serving: &Serving,
+    id: SessionId,
+    greeted: &Greeted,
+) -> Result<Arc<Client>, Fault> {
+    let denied = |Refused(text)| Fault::new(FaultCode::Denied, text);
+    let address = greeted.peer().ip();
+    let client = serving.admission.admit(greeted.key(), address);
+    let client = Arc::new(client.map_err(denied)?);
     if serving.is_draining() {
-        return Some(Fault::new(
+        return Err(Fault::new(
             FaultCode::Busy,
             "the server is shutting down; try again later",
         ));
     }
-    let key = match greeted.session_key(id) {
-        Ok(key) => key,
-        Err(error) => return Some(Fault::new(FaultCode::Internal, error.to_string())),
-    };
-    let origin = Origin::of(greeted.peer().ip());
+    let key = greeted
+        .session_key(id)
+        .map_err(|error| Fault::new(FaultCode::Internal, error.to_string()))?;
+    let origin = Origin::of(address);
     let mut sessions = serving.lock();
-    let evicted = match make_room(&mut sessions, origin, serving.limits.sessions_max) {
-        Ok(evicted) => evicted,
-        Err(fault) => return Some(fault),
-    };
+    let evicted = make_room(&mut sessions, origin, serving.limits.sessions_max)?;
     let entered = Entered {
         key,
+        client: Arc::clone(&client),
+        address,
         origin,
         peer: None,
     };
@@ -68,11 +79,39 @@ pub(super) fn enter(serving: &Serving, id: SessionId, greeted: &Greeted) -> Opti
     drop(sessions);
     if let Some(peer) = evicted {
         let text = "the session was idle and its place was needed; connect again";
-        let fault = Fault::new(FaultCode::Busy, text);
-        peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
-        peer.close(&fault);
+        dismiss(&peer, &Fault::new(FaultCode::Busy, text));
     }
-    None
+    Ok(client)
+}
+
+/// Ends the sessions of clients that would not be let in any more, or not as they were: a key that
+/// is taken out of the list is good for nothing from then on.
+pub(super) fn review(serving: &Serving) {
+    let mut over = Vec::new();
+    for entered in serving.lock().values() {
+        let now = serving.admission.admit(entered.client.key, entered.address);
+        if now.as_ref() != Ok(&*entered.client)
+            && let Some(peer) = &entered.peer
+        {
+            over.push((Arc::clone(peer), now));
+        }
+    }
+    for (peer, now) in over {
+        let fault = match now {
+            Ok(_) => Fault::new(
+                FaultCode::Busy,
+                "what this client's key may do was changed; connect again",
+            ),
+            Err(Refused(text)) => Fault::new(FaultCode::Denied, text),
+        };
+        tracing::warn!(session = %peer.id, reason = %fault.text, "a session is ended");
+        dismiss(&peer, &fault);
+    }
+}
+
+fn dismiss(peer: &Peer, fault: &Fault) {
+    peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
+    peer.close(fault);
 }
 
 /// Sees to it that one session more from `origin` may be entered; if another had to be taken out for

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::{Serving, Subject};
 use crate::engine::receiver::ReceiverOptions;
 use crate::engine::sender::SenderOptions;
+use crate::session::clients::{Client, Right};
 use crate::session::peer::Seat;
 use crate::session::receiving::Receiving;
 use crate::session::sending::Sending;
@@ -18,7 +19,7 @@ use crate::session::watch::{Ended, Watch, WatchOptions};
 use crate::storage::LastSymlink;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, SourceSpec, WalkOptions};
-use crate::wire::message::{Direction, Open, RemotePath};
+use crate::wire::message::{Direction, Open, Overwrite, RemotePath};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// A transfer whose client lets nothing move for this long is ended; the client's own limit is
@@ -26,7 +27,7 @@ use crate::wire::{Fault, FaultCode, Message};
 const STALL_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The server's half of one transfer.
-pub(super) async fn run(serving: Arc<Serving>, seat: Seat, open: Open) {
+pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, open: Open) {
     let (transfer, session) = (seat.transfer, seat.peer.id);
     let (direction, places) = match &open.direction {
         Direction::Pull(sources) => ("pull", sources.as_slice()),
@@ -55,8 +56,8 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, open: Open) {
     };
     let peer = Arc::clone(&seat.peer);
     let ended = match open.direction.clone() {
-        Direction::Pull(sources) => send(&serving, seat, &open, sources, watch).await,
-        Direction::Push { .. } => receive(&serving, seat, &open, watch).await,
+        Direction::Pull(sources) => send(&serving, seat, &client, &open, sources, watch).await,
+        Direction::Push { .. } => receive(&serving, seat, &client, &open, watch).await,
     };
     match ended {
         Ok(Ended {
@@ -104,6 +105,7 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, open: Open) {
 async fn send(
     serving: &Serving,
     seat: Seat,
+    client: &Client,
     open: &Open,
     sources: Vec<RemotePath>,
     watch: impl FnOnce(Vec<Vec<u8>>) -> Watch,
@@ -111,7 +113,7 @@ async fn send(
     let mut specs = Vec::with_capacity(sources.len());
     let mut roots = Vec::with_capacity(sources.len());
     for source in sources {
-        let export = serving.export(&source)?;
+        let export = serving.export(client, &source, Right::Read)?;
         specs.push(SourceSpec {
             root: Arc::clone(&export.root),
             path: source.path.clone(),
@@ -142,6 +144,7 @@ async fn send(
 async fn receive(
     serving: &Serving,
     seat: Seat,
+    client: &Client,
     open: &Open,
     watch: impl FnOnce(Vec<Vec<u8>>) -> Watch,
 ) -> Result<Ended, Fault> {
@@ -157,7 +160,13 @@ async fn receive(
             "a pull can't be received here",
         ));
     };
-    let export = serving.writable_export(&destination)?;
+    let export = serving.export(client, &destination, Right::Create)?;
+    let replaces = !matches!(overwrite, Overwrite::Never | Overwrite::Error);
+    if replaces && !client.may(Right::Overwrite) {
+        let text = "this client's key may make files here and replace none: push with --overwrite \
+                    never, or error";
+        return Err(Fault::new(FaultCode::Denied, text));
+    }
     let roots = placement
         .roots
         .iter()

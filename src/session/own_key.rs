@@ -1,10 +1,11 @@
-//! The key by which clients know a server, made at its first start.
+//! The key that an end proves to hold: a server's, made at its first start, and a client's.
 //!
-//! In comes a state directory, out comes a key with its certificate. The key file is PKCS #8 in
+//! In comes the path of a file, out comes a key with its certificate. The key file is PKCS #8 in
 //! PEM, private to its owner. It appears under its name whole or not at all, and never replaces
-//! another: of two daemons that start at once, one makes the key and both use it. The certificate
-//! only carries the key, so it is made anew at each start and never stored; clients pin the key.
+//! another: of two processes that make it at once, one does and both use it. The certificate only
+//! carries the key, so it is made anew at each start and never stored; the other end knows the key.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -20,8 +21,6 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::ParsedCertificate;
 use sha2::{Digest, Sha256};
 
-/// The key's file in the state directory.
-pub const HOST_KEY_FILE: &str = "host_key.pem";
 /// Far more than any key that this program makes.
 const KEY_FILE_BYTES_MAX: u64 = 16 << 10;
 
@@ -68,10 +67,10 @@ impl FromStr for Fingerprint {
     }
 }
 
-/// Why there is no host key.
+/// Why there is no key.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum HostKeyError {
+pub enum OwnKeyError {
     /// The file or its directory can't be read or written.
     #[error("can't {action} {path}")]
     Io {
@@ -97,41 +96,48 @@ pub enum HostKeyError {
         path: PathBuf,
     },
     /// The cryptography failed.
-    #[error("can't make a host key")]
+    #[error("can't make a key")]
     Make(#[source] rcgen::Error),
     /// A certificate of our own can't be read.
     #[error("can't read the certificate just made")]
     Certificate(#[source] rustls::Error),
 }
 
-/// A server's key with a certificate that carries it.
-pub struct HostKey {
+/// A key of this end's with a certificate that carries it.
+pub struct OwnKey {
     key_pkcs8: Vec<u8>,
     certificate: CertificateDer<'static>,
     fingerprint: Fingerprint,
 }
 
-impl HostKey {
-    /// The key in `state_directory`; directory and key are made if they are not there.
-    pub fn load_or_create(state_directory: &Path) -> Result<Self, HostKeyError> {
-        let path = state_directory.join(HOST_KEY_FILE);
-        if let Some(key) = load(&path)? {
-            return Self::from_pair(&key);
+impl OwnKey {
+    /// The key in the file at `path`; the file and its directory are made if they are not there.
+    pub fn load_or_create(path: &Path) -> Result<Self, OwnKeyError> {
+        if let Some(key) = Self::load(path)? {
+            return Ok(key);
         }
-        create(state_directory, &path)?;
+        create(path)?;
         // Read back even after a success: whoever came first, the file decides.
-        match load(&path)? {
-            Some(key) => Self::from_pair(&key),
-            None => Err(failed("read", &path)(io::ErrorKind::NotFound.into())),
+        match Self::load(path)? {
+            Some(key) => Ok(key),
+            None => Err(failed("read", path)(io::ErrorKind::NotFound.into())),
+        }
+    }
+
+    /// The key in the file at `path`, or nothing if there is no file.
+    pub fn load(path: &Path) -> Result<Option<Self>, OwnKeyError> {
+        match load(path)? {
+            Some(pair) => Self::from_pair(&pair).map(Some),
+            None => Ok(None),
         }
     }
 
     /// A key that is gone with the process, for servers that nobody reaches twice.
-    pub fn ephemeral() -> Result<Self, HostKeyError> {
+    pub fn ephemeral() -> Result<Self, OwnKeyError> {
         Self::from_pair(&generate()?)
     }
 
-    /// What clients are shown.
+    /// What the other end knows it by.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
@@ -146,15 +152,15 @@ impl HostKey {
         PrivatePkcs8KeyDer::from(self.key_pkcs8.clone()).into()
     }
 
-    fn from_pair(pair: &KeyPair) -> Result<Self, HostKeyError> {
-        let params = CertificateParams::new(vec!["rdcp".to_owned()]).map_err(HostKeyError::Make)?;
+    fn from_pair(pair: &KeyPair) -> Result<Self, OwnKeyError> {
+        let params = CertificateParams::new(vec!["rdcp".to_owned()]).map_err(OwnKeyError::Make)?;
         let certificate = params
             .self_signed(pair)
-            .map_err(HostKeyError::Make)?
+            .map_err(OwnKeyError::Make)?
             .der()
             .clone();
         let fingerprint =
-            Fingerprint::of_certificate(&certificate).map_err(HostKeyError::Certificate)?;
+            Fingerprint::of_certificate(&certificate).map_err(OwnKeyError::Certificate)?;
         Ok(Self {
             key_pkcs8: pair.serialize_der(),
             certificate,
@@ -163,9 +169,9 @@ impl HostKey {
     }
 }
 
-impl fmt::Debug for HostKey {
+impl fmt::Debug for OwnKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostKey")
+        f.debug_struct("OwnKey")
             .field("fingerprint", &self.fingerprint)
             .finish_non_exhaustive()
     }
@@ -174,20 +180,20 @@ impl fmt::Debug for HostKey {
 fn failed<'a>(
     action: &'static str,
     path: &'a Path,
-) -> impl FnOnce(io::Error) -> HostKeyError + use<'a> {
-    move |source| HostKeyError::Io {
+) -> impl FnOnce(io::Error) -> OwnKeyError + use<'a> {
+    move |source| OwnKeyError::Io {
         action,
         path: path.to_owned(),
         source,
     }
 }
 
-fn generate() -> Result<KeyPair, HostKeyError> {
-    KeyPair::generate_for(&PKCS_ED25519).map_err(HostKeyError::Make)
+fn generate() -> Result<KeyPair, OwnKeyError> {
+    KeyPair::generate_for(&PKCS_ED25519).map_err(OwnKeyError::Make)
 }
 
 /// The key at `path`, or nothing if there is no file.
-fn load(path: &Path) -> Result<Option<KeyPair>, HostKeyError> {
+fn load(path: &Path) -> Result<Option<KeyPair>, OwnKeyError> {
     // Non-blocking, as a FIFO in the key's place must not hang the start. Symlinks are followed:
     // mounted secrets are symlinks, and the file behind one is checked just as well.
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
@@ -203,18 +209,18 @@ fn load(path: &Path) -> Result<Option<KeyPair>, HostKeyError> {
         .map_err(failed("read", path))?;
     match KeyPair::from_pem(&pem) {
         Ok(pair) => Ok(Some(pair)),
-        Err(_) => Err(HostKeyError::NotAKey {
+        Err(_) => Err(OwnKeyError::NotAKey {
             path: path.to_owned(),
         }),
     }
 }
 
-fn check_private(file: &File, path: &Path) -> Result<(), HostKeyError> {
+fn check_private(file: &File, path: &Path) -> Result<(), OwnKeyError> {
     let metadata = file.metadata().map_err(failed("examine", path))?;
     let owner = metadata.uid();
     let owned = owner == 0 || owner == rustix::process::geteuid().as_raw();
     if !metadata.is_file() || !owned || metadata.mode() & 0o077 != 0 {
-        return Err(HostKeyError::NotPrivate {
+        return Err(OwnKeyError::NotPrivate {
             path: path.to_owned(),
         });
     }
@@ -222,7 +228,16 @@ fn check_private(file: &File, path: &Path) -> Result<(), HostKeyError> {
 }
 
 /// Puts a new key at `path` unless there is one by then.
-fn create(directory: &Path, path: &Path) -> Result<(), HostKeyError> {
+fn create(path: &Path) -> Result<(), OwnKeyError> {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(failed("make", path)(io::ErrorKind::IsADirectory.into()));
+    };
+    // A bare name lies in the working directory.
+    let directory = if directory.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        directory
+    };
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -230,7 +245,10 @@ fn create(directory: &Path, path: &Path) -> Result<(), HostKeyError> {
         .map_err(failed("make", directory))?;
     let pem = generate()?.serialize_pem();
     let nonce = u64::from_le_bytes(crate::sys::random_bytes());
-    let temporary = directory.join(format!(".{HOST_KEY_FILE}.{nonce:016x}"));
+    let mut temporary = OsString::from(".");
+    temporary.push(name);
+    temporary.push(format!(".{nonce:016x}"));
+    let temporary = directory.join(temporary);
     let written = write_new(&temporary, pem.as_bytes())
         .map_err(failed("write", &temporary))
         .and_then(|()| settle(&temporary, path).map_err(failed("make", path)));
@@ -276,25 +294,26 @@ mod tests {
     #[test]
     fn a_key_is_made_once_and_is_private() {
         let directory = tempfile::tempdir().unwrap();
-        let state = directory.path().join("a/b");
-        let first = HostKey::load_or_create(&state).unwrap();
-        let second = HostKey::load_or_create(&state).unwrap();
+        let path = directory.path().join("a/b/key.pem");
+        assert!(OwnKey::load(&path).unwrap().is_none());
+        let first = OwnKey::load_or_create(&path).unwrap();
+        let second = OwnKey::load_or_create(&path).unwrap();
         assert_eq!(first.fingerprint(), second.fingerprint());
-        let mode = state.join(HOST_KEY_FILE).metadata().unwrap().mode();
-        assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(std::fs::read_dir(&state).unwrap().count(), 1);
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+        let beside = std::fs::read_dir(path.parent().unwrap()).unwrap();
+        assert_eq!(beside.count(), 1);
         assert_ne!(
             first.fingerprint(),
-            HostKey::ephemeral().unwrap().fingerprint()
+            OwnKey::ephemeral().unwrap().fingerprint()
         );
     }
 
     #[test]
-    fn daemons_that_start_at_once_share_one_key() {
+    fn processes_that_start_at_once_share_one_key() {
         let directory = tempfile::tempdir().unwrap();
-        let state = directory.path();
+        let path = &directory.path().join("key.pem");
         let prints: Vec<_> = std::thread::scope(|scope| {
-            let start = || HostKey::load_or_create(state).unwrap().fingerprint();
+            let start = || OwnKey::load_or_create(path).unwrap().fingerprint();
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
             threads
                 .into_iter()
@@ -305,28 +324,28 @@ mod tests {
             prints.windows(2).all(|pair| pair[0] == pair[1]),
             "{prints:?}"
         );
-        assert_eq!(std::fs::read_dir(state).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
     #[test]
     fn a_key_that_others_may_read_or_that_is_none_is_refused_and_kept() {
         let directory = tempfile::tempdir().unwrap();
-        HostKey::load_or_create(directory.path()).unwrap();
-        let path = directory.path().join(HOST_KEY_FILE);
+        let path = directory.path().join("key.pem");
+        OwnKey::load_or_create(&path).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
-        let error = HostKey::load_or_create(directory.path()).unwrap_err();
-        assert!(matches!(error, HostKeyError::NotPrivate { .. }), "{error}");
+        let error = OwnKey::load_or_create(&path).unwrap_err();
+        assert!(matches!(error, OwnKeyError::NotPrivate { .. }), "{error}");
 
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
         std::fs::write(&path, "-----BEGIN PRIVATE KEY-----\nrubbish").unwrap();
-        let error = HostKey::load_or_create(directory.path()).unwrap_err();
-        assert!(matches!(error, HostKeyError::NotAKey { .. }), "{error}");
+        let error = OwnKey::load_or_create(&path).unwrap_err();
+        assert!(matches!(error, OwnKeyError::NotAKey { .. }), "{error}");
         assert!(std::fs::read_to_string(&path).unwrap().ends_with("rubbish"));
     }
 
     #[test]
     fn fingerprints_are_read_as_they_are_shown() {
-        let print = HostKey::ephemeral().unwrap().fingerprint();
+        let print = OwnKey::ephemeral().unwrap().fingerprint();
         let text = print.to_string();
         assert_eq!(text.len(), "SHA256:".len() + 43);
         assert_eq!(text.parse(), Ok(print));

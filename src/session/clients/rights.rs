@@ -1,0 +1,119 @@
+//! What can be allowed one by one. Pure.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// One thing that a client may do in an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Right {
+    /// See names, sizes, times.
+    List,
+    /// Read files: pull, sum, verify. Whoever may read sees names too.
+    Read,
+    /// Make files and directories that are not there.
+    Create,
+    /// Put another file in the place of one that is there.
+    Overwrite,
+    /// Remove.
+    Delete,
+}
+
+impl Right {
+    /// Every right.
+    pub(crate) const ALL: [Self; 5] = [
+        Self::List,
+        Self::Read,
+        Self::Create,
+        Self::Overwrite,
+        Self::Delete,
+    ];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::List => "list",
+            Self::Read => "read",
+            Self::Create => "create",
+            Self::Overwrite => "overwrite",
+            Self::Delete => "delete",
+        }
+    }
+}
+
+impl fmt::Display for Right {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+/// A set of rights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rights(u8);
+
+impl Rights {
+    /// All of them.
+    pub(crate) const ALL: Self = Self((1 << Right::ALL.len()) - 1);
+
+    /// Whether one is in it. Reading shows names, so it stands for listing too.
+    pub(crate) fn has(self, right: Right) -> bool {
+        let wanted = match right {
+            Right::List => bit(Right::List) | bit(Right::Read),
+            other => bit(other),
+        };
+        self.0 & wanted != 0
+    }
+}
+
+fn bit(right: Right) -> u8 {
+    1 << (right as u8)
+}
+
+impl FromStr for Rights {
+    type Err = String;
+
+    /// Words with commas between them.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut bits = 0;
+        for word in text.split(',') {
+            let right = Right::ALL.into_iter().find(|right| right.word() == word);
+            let Some(right) = right else {
+                let known: Vec<_> = Right::ALL.iter().map(ToString::to_string).collect();
+                let word = word.escape_debug();
+                return Err(format!(
+                    "`{word}` is no right: there are {}",
+                    known.join(", ")
+                ));
+            };
+            bits |= bit(right);
+        }
+        Ok(Self(bits))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_has_what_it_was_written_with() {
+        let set: Rights = "create,delete".parse().unwrap();
+        let had: Vec<_> = Right::ALL.into_iter().filter(|r| set.has(*r)).collect();
+        assert_eq!(had, [Right::Create, Right::Delete]);
+        assert!(Right::ALL.into_iter().all(|right| Rights::ALL.has(right)));
+    }
+
+    #[test]
+    fn who_reads_sees_names_and_who_lists_reads_nothing() {
+        let read: Rights = "read".parse().unwrap();
+        assert!(read.has(Right::List) && read.has(Right::Read) && !read.has(Right::Create));
+        let list: Rights = "list".parse().unwrap();
+        assert!(list.has(Right::List) && !list.has(Right::Read));
+    }
+
+    #[test]
+    fn other_words_are_refused() {
+        for text in ["", "write", "read,", "read, list", "READ"] {
+            let error = text.parse::<Rights>().unwrap_err();
+            assert!(error.contains("there are list, read"), "{error}");
+        }
+    }
+}
