@@ -1,7 +1,7 @@
 //! The server's half of the public interface: exports, listening, ending.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use crate::error::{Error, ErrorKind};
 use crate::limits::{EXPORT_NAME_BYTES_MAX, STREAMS_MAX};
 use crate::options::RdmaOptions;
-use crate::session::clients::{Admission, AuthorizedKeys};
+use crate::session::clients::{Admission, AuthorizedKeys, AuthorizedKeysError};
 pub use crate::session::counters::RdmaCounts;
 use crate::session::counters::counters;
 use crate::session::machinery::machinery;
@@ -284,10 +284,7 @@ impl ServerBuilder {
         }
         AuthorizedKeys::new(said, self.keys_file.clone())
             .map(Admission::Keys)
-            .map_err(|error| {
-                let message = "the file of authorized keys can't be used";
-                Error::new(ErrorKind::Usage, message).with_source(error)
-            })
+            .map_err(unusable_keys)
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -332,6 +329,21 @@ impl ServerBuilder {
         }
         Ok(())
     }
+}
+
+/// Looks whether a file of authorized keys can be used.
+///
+/// # Errors
+/// [`ErrorKind::Usage`]: it can't be read, others may write it, or a line makes no sense.
+pub fn check_authorized_keys(file: &Path) -> Result<(), Error> {
+    AuthorizedKeys::new(Vec::new(), Some(file.to_owned()))
+        .map(drop)
+        .map_err(unusable_keys)
+}
+
+fn unusable_keys(error: AuthorizedKeysError) -> Error {
+    let message = "the file of authorized keys can't be used";
+    Error::new(ErrorKind::Usage, message).with_source(error)
 }
 
 /// A running server. Dropping it ends it at once.

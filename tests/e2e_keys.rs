@@ -16,11 +16,7 @@ use rdcp::session::tls::{ClientKeys, presented_key, server_config};
 /// A key in `local/NAME.pem`; what servers know it by.
 fn keygen(world: &World, name: &str) -> String {
     let file = format!("{name}.pem");
-    let told = world
-        .bare("keygen")
-        .args(["--identity", &file])
-        .run()
-        .ok();
+    let told = world.bare("keygen").args(["--identity", &file]).run().ok();
     let line = told.stdout.clone();
     let line = String::from_utf8(line).unwrap();
     line.split(' ').next().unwrap().to_owned()
@@ -57,7 +53,10 @@ fn a_key_is_made_once_and_told_by_its_line() {
     let line = String::from_utf8(first.stdout.clone()).unwrap();
     assert!(line.starts_with("SHA256:") && line.contains('@'), "{line}");
     let file = world.path("config/rdcp/identity.pem");
-    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(
+        fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
     let secret = fs::read(&file).unwrap();
     let again = world.bare("keygen").run().ok();
     assert_eq!(again.stdout, first.stdout);
@@ -103,7 +102,10 @@ fn started_by_hand_it_lets_its_starter_in() {
     let words = |more: &[&str]| -> Vec<OsString> {
         let own = ["--listen", "127.0.0.1:0", "--export"].map(OsString::from);
         let more = more.iter().map(OsString::from);
-        own.into_iter().chain([export.clone()]).chain(more).collect()
+        own.into_iter()
+            .chain([export.clone()])
+            .chain(more)
+            .collect()
     };
     let state = ["--state-dir".into(), world.path("state").into_os_string()];
     let refused = |more: &[&str]| {

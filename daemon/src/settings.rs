@@ -294,6 +294,11 @@ fn join_auth(
         (true, Some(file)) => Some(file.source.clone()),
         (true, None) => None,
     };
+    if let Some(file) = file
+        && let Err(error) = rdcp::server::check_authorized_keys(&file.value)
+    {
+        problems.add(&file.source, with_causes(&error));
+    }
     let Some(said) = said else {
         let value = AuthMode::Keys;
         return named.map(|source| Said { value, source });
@@ -312,6 +317,16 @@ fn join_auth(
         _ => {}
     }
     Some(said)
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
 }
 
 fn join_state_dir(

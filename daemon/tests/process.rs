@@ -131,8 +131,18 @@ fn wrong_command_lines_exit_2_and_say_what_to_write() {
         (&["--export", "d=data", "--log", "x=y=z"], "no log filter"),
         (&["--export", "d=data", "--log", "bogus"], "no log filter"),
         (
-            &["--export", "d=data", "--auth", "keys"],
-            "possible values: none",
+            &["--export", "d=data", "--auth", "passwords"],
+            "possible values: none, keys",
+        ),
+        (
+            &[
+                "--export",
+                "d=data",
+                "--check-config",
+                "--authorized-keys",
+                "none",
+            ],
+            "none: No such file",
         ),
         (&["--config", "none.toml"], "can't open none.toml"),
     ] {

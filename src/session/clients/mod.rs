@@ -11,7 +11,7 @@ mod rights;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-pub(crate) use authorized::AuthorizedKeys;
+pub(crate) use authorized::{AuthorizedKeys, AuthorizedKeysError};
 pub(crate) use line::Grant;
 pub(crate) use rights::Right;
 
