@@ -84,6 +84,7 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, open: Open) {
                 unchanged = ledger.unchanged,
                 failed = ledger.failed,
                 bytes = ledger.bytes,
+                resumed = ledger.carried.resumed,
                 "transfer ended"
             );
             if let Some(fault) = fault.filter(|_| !told) {
@@ -150,6 +151,7 @@ async fn receive(
         placement,
         overwrite,
         sync,
+        resume,
     } = open.direction.clone()
     else {
         return Err(Fault::new(
@@ -181,6 +183,7 @@ async fn receive(
             end_when_full: true,
             ..ReceiverOptions::new(open.hash, open.chunk)
         },
+        resume,
         watch: watch(roots),
     };
     Ok(run.run().await)
