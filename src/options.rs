@@ -208,6 +208,11 @@ pub struct TransferOptions {
     pub make_parents: bool,
     /// Files are durable before they count as done. Default yes.
     pub sync: bool,
+    /// An interrupted run leaves what it has of a file that takes long, with a journal of what is
+    /// proved, and one that copies the same file to the same place goes on with it, after it has proved
+    /// it where it lies. Default yes. Without it everything is fetched anew and nothing is left. Files
+    /// that nothing proves ([`HashKind::None`]) are always fetched anew.
+    pub resume: bool,
     /// The first failure ends the run. Default no: a tree goes on and lists what failed.
     pub fail_early: bool,
     /// The run ends if nothing moved for this long. Default 120 s.
@@ -227,6 +232,7 @@ impl Default for TransferOptions {
             overwrite: Overwrite::IfDifferent,
             make_parents: false,
             sync: true,
+            resume: true,
             fail_early: false,
             stall_timeout: Duration::from_secs(120),
             id: None,

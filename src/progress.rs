@@ -124,6 +124,9 @@ pub struct Report {
     pub bytes_moved: u64,
     /// Bytes of the published files.
     pub bytes_published: u64,
+    /// Bytes that an interrupted run had left at the destination, and that were proved there instead of
+    /// being copied again.
+    pub bytes_resumed: u64,
     /// From the request to its end.
     pub elapsed: Duration,
     /// From the first READ to the last bytes in a file; nothing on a push, or if nothing was read.

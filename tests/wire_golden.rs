@@ -100,6 +100,7 @@ golden! {
             },
             overwrite: Overwrite::Older,
             sync: true,
+            resume: true,
         },
         hash: HashKind::Sha256,
         chunk: ChunkSize::MIN,
@@ -135,7 +136,7 @@ golden! {
         (EntryId(4), Outcome::Failed(Fault::new(FaultCode::NoSpace, "full"))),
         (EntryId(5), Outcome::Updated),
     ]);
-    finish: Message::Finish(Carried { tcp: 5, rdma: 1 << 40 });
+    finish: Message::Finish(Carried { tcp: 5, rdma: 1 << 40, resumed: 3 << 20 });
     finished: Message::Finished;
     remarks: Message::Remarks(vec![
         Remark { kind: RemarkKind::Owner, count: 1000, entries: vec![EntryId(1), EntryId(2)] },

@@ -344,7 +344,11 @@ fn of_transfer() -> impl Strategy<Value = Message> {
         vec((entry_id(), any::<bool>()), 0..20).prop_map(Message::Closed),
         (entry_id(), fault()).prop_map(|(entry, fault)| Message::EntryFailed { entry, fault }),
         vec((entry_id(), outcome()), 0..20).prop_map(Message::Settled),
-        any::<(u64, u64)>().prop_map(|(tcp, rdma)| Message::Finish(Carried { tcp, rdma })),
+        any::<[u64; 3]>().prop_map(|[tcp, rdma, resumed]| Message::Finish(Carried {
+            tcp,
+            rdma,
+            resumed
+        })),
         Just(Message::Finished),
         vec(remark(), 0..16).prop_map(Message::Remarks),
         (1_u64..).prop_map(|region_bytes| Message::Bench { region_bytes }),
@@ -445,12 +449,12 @@ fn direction() -> impl Strategy<Value = Direction> {
         remote_path(),
         vec(root, 0..5),
         overwrite,
-        any::<[bool; 3]>(),
+        any::<[bool; 4]>(),
     );
     prop_oneof![
         vec(remote_path(), 0..5).prop_map(Direction::Pull),
         push.prop_map(
-            |(destination, roots, overwrite, [into_directory, make_parents, sync])| {
+            |(destination, roots, overwrite, [into_directory, make_parents, sync, resume])| {
                 let placement = Placement {
                     into_directory,
                     make_parents,
@@ -461,6 +465,7 @@ fn direction() -> impl Strategy<Value = Direction> {
                     placement,
                     overwrite,
                     sync,
+                    resume,
                 }
             }
         ),
@@ -637,6 +642,7 @@ fn remark() -> impl Strategy<Value = Remark> {
         Just(RemarkKind::AccessListsUnsupported),
         Just(RemarkKind::AttributesPrivileged),
         Just(RemarkKind::LinkCopied),
+        Just(RemarkKind::BegunAnew),
         (100_u8..).prop_map(RemarkKind::Unknown),
     ];
     let entries = vec(any::<u64>().prop_map(EntryId), 0..=4);

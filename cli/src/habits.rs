@@ -38,8 +38,8 @@ const TIPS: &[(&[&str], &str)] = &[
     ),
     (
         &["-P", "--partial", "--partial-dir", "--append"],
-        "a file that is not complete is never left; the same command again skips those that are, and a \
-         terminal shows how far a copy is",
+        "the same command again goes on where an interrupted one ended, in the middle of a file too, and \
+         a terminal shows how far a copy is; leave it out",
     ),
     (
         &["--progress", "--info"],

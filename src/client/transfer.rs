@@ -50,7 +50,8 @@ pub struct Transfer {
 pub struct Canceller(Arc<watch::Sender<Option<Fault>>>);
 
 impl Canceller {
-    /// Ends the transfer. What is published stays; part files are removed.
+    /// Ends the transfer. What is published stays; part files are removed, but for those that the
+    /// same transfer can go on with ([`TransferOptions::resume`]).
     pub fn cancel(&self) {
         let fault = Fault::new(FaultCode::Cancelled, "cancelled");
         self.0.send_replace(Some(fault));
@@ -242,6 +243,7 @@ async fn run_pull(
         workers: session.workers(),
         sink: Arc::new(sink),
         options: receiver_options,
+        resume: options.resume,
         watch,
     };
     account.report(run.run().await)
@@ -305,6 +307,7 @@ async fn run_push(
         },
         overwrite: options.overwrite,
         sync: options.sync,
+        resume: options.resume,
     };
     seat.say(Message::Open(open(direction, &options)));
     let sender_options = SenderOptions {
@@ -330,6 +333,8 @@ struct Account {
     hash: HashKind,
     server: String,
     session: Arc<Session>,
+    /// This end is the sender.
+    sends: bool,
 }
 
 async fn watching(
@@ -340,6 +345,7 @@ async fn watching(
     session: &Arc<Session>,
     seat: &Seat,
 ) -> (Watch, Account) {
+    let sends = matches!(&locations.sender, Side::Local);
     let chosen = session.transport(Carried::default());
     tracing::info!(
         transfer = %start.id,
@@ -373,6 +379,7 @@ async fn watching(
             hash: options.hash,
             server: session.host().to_string(),
             session: Arc::clone(session),
+            sends,
         },
     )
 }
@@ -427,7 +434,15 @@ impl Account {
             updated: ledger.updated,
             failed: ledger.failed,
             warnings: totals.warnings,
-            bytes_moved: totals.progress.bytes_moved,
+            bytes_moved: match self.sends {
+                // What a receiver kept was lent to it and not read.
+                true => totals
+                    .progress
+                    .bytes_moved
+                    .saturating_sub(ledger.carried.resumed),
+                false => totals.progress.bytes_moved,
+            },
+            bytes_resumed: ledger.carried.resumed,
             bytes_published: totals.bytes_published,
             elapsed: self.begun.elapsed(),
             data_elapsed: totals.data_elapsed(),

@@ -224,7 +224,11 @@ impl Standing {
 mod tests {
     use super::*;
 
-    const NOTHING: Carried = Carried { tcp: 0, rdma: 0 };
+    const NOTHING: Carried = Carried {
+        tcp: 0,
+        rdma: 0,
+        resumed: 0,
+    };
 
     fn standing(choice: TransportChoice) -> Standing {
         Standing {
@@ -270,7 +274,10 @@ mod tests {
 
     #[test]
     fn what_bytes_went_by_counts_and_not_what_there_is() {
-        let (tcp, rdma) = (Carried { tcp: 5, rdma: 0 }, Carried { tcp: 0, rdma: 5 });
+        let (tcp, rdma) = (
+            Carried { tcp: 5, ..NOTHING },
+            Carried { rdma: 5, ..NOTHING },
+        );
         let up = Standing {
             rails: vec!["x to y".to_owned()],
             reasons: Vec::new(),
@@ -281,7 +288,11 @@ mod tests {
         assert_eq!(report.transport, "tcp");
         assert!(report.reason.ends_with("no memory"), "{}", report.reason);
         assert_eq!(up.report(rdma).transport, "rdma");
-        let both = up.report(Carried { tcp: 1, rdma: 1 });
+        let both = up.report(Carried {
+            tcp: 1,
+            rdma: 1,
+            ..NOTHING
+        });
         assert_eq!(both.transport, "rdma+tcp");
         assert!(both.reason.contains("some by tcp: no memory"));
         // The rails are gone again, and yet they did it.

@@ -77,6 +77,13 @@ pub enum Event {
         /// Since the last such event.
         bytes: u64,
     },
+    /// So many bytes of this file need not travel: an interrupted run had brought them.
+    Resumed {
+        /// Of this file.
+        entry: EntryId,
+        /// Since the last such event.
+        bytes: u64,
+    },
     /// A chunk or pack did not match its digest and is read again.
     Repairing {
         /// Of this file.

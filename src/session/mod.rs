@@ -33,6 +33,7 @@ pub(crate) mod pulse;
 pub mod rails;
 pub(crate) mod receiving;
 mod remarks;
+mod resuming;
 pub(crate) mod sending;
 pub(crate) mod serving;
 pub(crate) mod watch;

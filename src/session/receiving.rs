@@ -15,20 +15,23 @@ use tokio::time::MissedTickBehavior;
 use super::exposing::RENEWAL_PAUSE;
 use super::peer::{Inbound, Seat};
 use super::remarks::Remarks;
+use super::resuming::{
+    RECORDING_BYTES, RECORDING_PAUSE, Records, clear_holes, hash_plan, prove_held,
+};
 use super::watch::{Attention, Ended, Watch};
 use crate::engine::receiver::{
     FetchFailure, Input, Output, PackFile, PackResult, Proof, ReceiverOptions,
 };
-use crate::engine::{self, FetchToken, LaneId, Receiver};
+use crate::engine::{self, Event, FetchToken, LaneId, Receiver};
 use crate::ids::{EntryId, RegionId};
-use crate::integrity::{self, HashPlan, RootBuilder, Sha256State};
+use crate::integrity::{self, HashPlan, RootBuilder};
 use crate::lane::{Fetch, FetchError, LaneEvent, Store};
-use crate::manifest::Item;
+use crate::manifest::{Item, Version};
 use crate::memory::Slot;
-use crate::storage::sink::{self, Placed, PlacedPage, Sink};
+use crate::storage::sink::{self, Identity, PartFile, Placed, PlacedPage, Sink};
 use crate::storage::{SinkFile, StorageError};
 use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
-use crate::wire::message::{HashKind, Remark, Wanted};
+use crate::wire::message::{HashKind, Outcome, Remark, Wanted};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
 
@@ -42,6 +45,8 @@ pub(crate) struct Receiving {
     pub(crate) workers: Workers,
     pub(crate) sink: Arc<Sink>,
     pub(crate) options: ReceiverOptions,
+    /// Whether it goes on with what interrupted runs left, and leaves something to go on with.
+    pub(crate) resume: bool,
     pub(crate) watch: Watch,
 }
 
@@ -51,6 +56,7 @@ struct Driver {
     sink: Arc<Sink>,
     hash: HashKind,
     chunk: ChunkSize,
+    resume: bool,
     engine: Receiver,
     watch: Watch,
     /// The session is over, which counts only after what was said before has been acted on: the
@@ -78,8 +84,9 @@ struct Driver {
 
 /// A big file under way.
 struct File {
-    sink: Option<Arc<dyn SinkFile>>,
+    sink: Option<Arc<PartFile>>,
     len: u64,
+    records: Records,
     root: Option<RootBuilder>,
     holes: Vec<ChunkRange>,
     last_value: Option<[u8; 32]>,
@@ -104,7 +111,9 @@ enum Done {
     /// An answer for the engine.
     Input(Input),
     /// The part file of an entry.
-    Prepared(EntryId, Result<Arc<dyn SinkFile>, Fault>),
+    Prepared(EntryId, Result<Arc<PartFile>, Fault>),
+    /// The records of an entry that were given to its journal are in it.
+    Recorded(EntryId),
     /// What became of a page.
     Placed(u64, PlacedPage),
     /// Answers for the engine, of a job for several orders.
@@ -125,6 +134,7 @@ impl Receiving {
             sink: self.sink,
             hash: self.options.hash,
             chunk: self.options.chunk,
+            resume: self.resume,
             engine,
             watch: self.watch,
             over: None,
@@ -143,6 +153,8 @@ impl Receiving {
         };
         let mut renewals = tokio::time::interval(RENEWAL_PAUSE);
         renewals.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut recordings = tokio::time::interval(RECORDING_PAUSE);
+        recordings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             if let Some(ended) = driver.carry_out().await {
                 return ended;
@@ -176,6 +188,7 @@ impl Receiving {
                     Attention::DropConnections => driver.seat.peer.drop_connections(),
                     Attention::GiveUp => return driver.watch.given_up(),
                 },
+                _ = recordings.tick(), if driver.has_unrecorded() => driver.record_all(),
                 // Nothing else may be there to say while a disk or a rail is slow.
                 _ = renewals.tick(), if driver.engine.holds_regions() => {
                     driver.seat.say(Message::Credit { pages: 0, region_bytes: 0 });
@@ -254,12 +267,21 @@ impl Driver {
                 input
             }
             Done::Prepared(entry, result) => {
-                let result = result.map(|sink| {
+                let result = result.map(|part| {
+                    let held = part.claims().ranges();
                     if let Some(file) = self.files.get_mut(&entry) {
-                        file.sink = Some(sink);
+                        file.records = Records::of(&part);
+                        file.sink = Some(part);
                     }
+                    held
                 });
                 Input::Prepared { entry, result }
+            }
+            Done::Recorded(entry) => {
+                if let Some(file) = self.files.get_mut(&entry) {
+                    file.records.recorded();
+                }
+                return None;
             }
             Done::Placed(page, placed) => {
                 self.placing = false;
@@ -364,8 +386,15 @@ impl Driver {
                 self.pages.push_back((page, items));
             }
             Output::Prepare {
-                entry, file_len, ..
-            } => self.prepare(entry, file_len),
+                entry,
+                file_len,
+                version,
+            } => self.prepare(entry, file_len, version),
+            Output::Prove {
+                entry,
+                region,
+                chunks,
+            } => self.prove(entry, region, chunks),
             Output::Allocate {
                 entry,
                 region,
@@ -436,14 +465,18 @@ impl Driver {
                 self.publishing.push((entry, file));
             }
             Output::Link { entry, .. } => self.linking.push(entry),
-            Output::Settled(entries) => {
-                for entry in &entries {
+            Output::Settled(entries) => self.settled(entries),
+            Output::Event(event) => {
+                if let Event::Done {
+                    entry,
+                    outcome: Outcome::Failed(_),
+                } = &event
+                {
+                    // Whatever ends the run, this one did not fail by that.
                     self.files.remove(entry);
                 }
-                let sink = Arc::clone(&self.sink);
-                self.job(move || Done::Input(Input::DirectoriesSettled(sink.settled(&entries))));
+                self.watch.event(event).await;
             }
-            Output::Event(event) => self.watch.event(event).await,
             Output::Finished(ledger) => {
                 self.report_remarks().await;
                 return Some(self.watch.finished(ledger).await);
@@ -478,18 +511,105 @@ impl Driver {
         self.job(move || Done::Placed(page, sink.place(items)));
     }
 
-    fn prepare(&mut self, entry: EntryId, file_len: u64) {
+    /// These entries are done with. What the run was interrupted at stays, with its records.
+    fn settled(&mut self, entries: Vec<EntryId>) {
+        let mut interrupted = Vec::new();
+        for entry in &entries {
+            if let Some(file) = self.files.remove(entry)
+                && self.engine.is_ending()
+                && let Some(part) = file.sink
+            {
+                interrupted.push((*entry, part, file.records));
+            }
+        }
+        let sink = Arc::clone(&self.sink);
+        let sync = self.sink.syncs();
+        self.job(move || {
+            let mut kept = Vec::with_capacity(interrupted.len());
+            for (entry, part, records) in interrupted {
+                records.finish(&part, sync);
+                kept.push(entry);
+            }
+            sink.keep(&kept);
+            Done::Input(Input::DirectoriesSettled(sink.settled(&entries)))
+        });
+    }
+
+    fn prepare(&mut self, entry: EntryId, file_len: u64, version: Version) {
         let root = (self.hash == HashKind::Blake3).then(|| RootBuilder::new(self.chunk, file_len));
         let file = File {
             sink: None,
             len: file_len,
+            records: Records::default(),
             root,
             holes: Vec::new(),
             last_value: None,
         };
         self.files.insert(entry, file);
         let sink = Arc::clone(&self.sink);
-        self.job(move || Done::Prepared(entry, sink.prepare(entry, file_len)));
+        let (hash, chunk) = (self.hash, self.chunk);
+        // What nothing proves can't be gone on with.
+        let resumes = self.resume && hash != HashKind::None;
+        self.job(move || {
+            let identity = |stem| Identity {
+                stem,
+                hash,
+                chunk,
+                len: file_len,
+                version,
+            };
+            let identity: Option<&dyn Fn(u64) -> Identity> = resumes.then_some(&identity);
+            Done::Prepared(entry, sink.prepare_as(entry, file_len, identity))
+        });
+    }
+
+    /// Looks which chunks of an earlier run are still what it had proved.
+    fn prove(&mut self, entry: EntryId, region: RegionId, chunks: Vec<(ChunkIndex, Proof)>) {
+        let file = self.files.get(&entry);
+        let part = file.and_then(|file| file.sink.clone().map(|part| (part, file.len)));
+        let size = self.chunk;
+        let path = self.watch.path(entry);
+        self.job(move || {
+            let result = match part {
+                Some((part, len)) => {
+                    prove_held(&part, len, size, &chunks).map_err(|error| write_fault(&path, error))
+                }
+                None => Err(Fault::new(FaultCode::Internal, "no part file is open")),
+            };
+            Done::Input(Input::Proved {
+                entry,
+                region,
+                result,
+            })
+        });
+    }
+
+    fn has_unrecorded(&self) -> bool {
+        self.files.values().any(|file| file.records.are_waiting())
+    }
+
+    /// Gives the journals what has waited for long enough.
+    fn record_all(&mut self) {
+        let waiting = self.files.iter_mut();
+        let due = waiting.filter_map(|(entry, file)| file.records.is_overdue().then_some(*entry));
+        for entry in due.collect::<Vec<_>>() {
+            self.record(entry);
+        }
+    }
+
+    fn record(&mut self, entry: EntryId) {
+        let Some(file) = self.files.get_mut(&entry) else {
+            return;
+        };
+        let Some(part) = file.sink.clone() else {
+            return;
+        };
+        let records = file.records.take();
+        let sync = self.sink.syncs();
+        self.job(move || {
+            part.record(&records, sync);
+            Done::Recorded(entry)
+        });
     }
 
     fn fetch(&mut self, order: engine::receiver::Fetch) {
@@ -504,19 +624,7 @@ impl Driver {
             self.engine.handle(Input::Landed { token, result });
             return;
         };
-        let hash = match order.proof {
-            Proof::None => HashPlan::None,
-            Proof::Blake3 => HashPlan::Blake3 {
-                chunk: order.chunk,
-                chunk_size: self.chunk,
-                file_len: order.file_len,
-            },
-            Proof::Sha256 { before } => HashPlan::Sha256 {
-                before: before.map_or(Sha256State::INITIAL, Sha256State),
-                start: order.file_offset,
-                file_len: order.file_len,
-            },
-        };
+        let hash = hash_plan(order.proof, order.chunk, self.chunk, order.file_len);
         let fetch = Fetch {
             token: self.next_fetch,
             remote: order.key.key,
@@ -568,6 +676,8 @@ impl Driver {
         let (Some(file), Some(digest)) = (self.files.get_mut(&entry), digest) else {
             return;
         };
+        file.records.add(file.sink.as_deref(), chunk, digest);
+        let is_due = file.records.bytes(self.chunk) >= RECORDING_BYTES;
         if let Some(root) = &mut file.root
             && let Err(error) = root.add(chunk, digest)
         {
@@ -578,6 +688,9 @@ impl Driver {
         }
         if chunk.0 + 1 == self.chunk.count(file.len) {
             file.last_value = Some(digest);
+        }
+        if is_due && file.records.are_waiting() {
+            self.record(entry);
         }
     }
 
@@ -591,7 +704,14 @@ impl Driver {
         let (hash, chunk) = (self.hash, self.chunk);
         self.job(move || {
             let mut digests: HashMap<EntryId, Option<[u8; 32]>> = HashMap::new();
+            let mut failed = Vec::new();
             for (entry, file) in files {
+                let cleared = file.as_ref().map_or(Ok(()), |file| file.clear_holes(chunk));
+                if let Err(error) = cleared {
+                    let result = Err(write_fault(b"", error));
+                    failed.push(Input::Published { entry, result });
+                    continue;
+                }
                 digests.insert(entry, file.and_then(|file| file.digest(hash, chunk)));
             }
             let entries: Vec<_> = digests.keys().copied().collect();
@@ -602,7 +722,8 @@ impl Driver {
                     result: result.map(|()| digest),
                 }
             };
-            Done::Inputs(sink.publish_all(&entries).into_iter().map(answer).collect())
+            let published = sink.publish_all(&entries).into_iter().map(answer);
+            Done::Inputs(published.chain(failed).collect())
         });
     }
 
@@ -621,6 +742,14 @@ impl Driver {
 }
 
 impl File {
+    /// Holes of the source are zeros here, whatever an earlier run wrote there.
+    fn clear_holes(&self, chunk: ChunkSize) -> std::io::Result<()> {
+        match &self.sink {
+            Some(part) => clear_holes(part, self.len, chunk, &self.holes),
+            None => Ok(()),
+        }
+    }
+
     /// The digest of the whole file, if its chunks' proofs are known.
     fn digest(self, hash: HashKind, chunk: ChunkSize) -> Option<[u8; 32]> {
         if hash == HashKind::Sha256 {

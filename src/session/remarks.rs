@@ -85,6 +85,9 @@ fn words(kind: RemarkKind) -> String {
         RemarkKind::LinkCopied => {
             "hard links were copied: the destination's file system does not link them"
         }
+        RemarkKind::BegunAnew => {
+            "what an interrupted copy had brought was fetched anew: its source has changed since"
+        }
         RemarkKind::Unknown(kind) => {
             return format!(
                 "the receiver left something out that this release has no words for (kind {kind}); \

@@ -4,6 +4,7 @@
 //! In: the engine's events and the driver's word that something moved. Out: public events and the
 //! account of the run. It knows nothing of chunks, lanes or storage.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ pub(crate) struct Watch {
     names: Names,
     locations: Option<Locations>,
     totals: Totals,
+    /// Bytes of files under way that an interrupted run had brought.
+    resumed: HashMap<EntryId, u64>,
     shared: Arc<Mutex<Progress>>,
     events: Option<mpsc::Sender<Event>>,
     told: Instant,
@@ -116,6 +119,7 @@ impl Watch {
             names: Names::new(options.roots),
             locations: options.locations,
             totals: Totals::default(),
+            resumed: HashMap::new(),
             shared: options.shared,
             events: options.events,
             told: now,
@@ -211,6 +215,14 @@ impl Watch {
                     .saturating_add(bytes)
                     .min(progress.bytes_seen);
             }
+            engine::Event::Resumed { entry, bytes } => {
+                *self.resumed.entry(entry).or_default() += bytes;
+                let progress = &mut self.totals.progress;
+                progress.bytes_done = progress
+                    .bytes_done
+                    .saturating_add(bytes)
+                    .min(progress.bytes_seen);
+            }
             engine::Event::Repairing { entry, chunk } => {
                 let place = self.names.place(entry);
                 let text = format!("chunk {chunk} did not match its digest and is read again");
@@ -254,13 +266,14 @@ impl Watch {
         if is_file {
             self.totals.progress.files_done += 1;
         }
-        let travelled = match &outcome {
+        let resumed = self.resumed.remove(&entry).unwrap_or_default();
+        let counted = match &outcome {
             Outcome::Published { bytes, .. } => {
                 if is_file {
                     self.totals.files += 1;
                     self.totals.bytes_published = self.totals.bytes_published.saturating_add(len);
                 }
-                *bytes
+                bytes.saturating_add(resumed)
             }
             _ => 0,
         };
@@ -269,7 +282,7 @@ impl Watch {
         let progress = &mut self.totals.progress;
         progress.bytes_done = progress
             .bytes_done
-            .saturating_add(len.saturating_sub(travelled))
+            .saturating_add(len.saturating_sub(counted))
             .min(progress.bytes_seen);
         if let Outcome::Failed(fault) = &outcome {
             let place = self.names.place(entry);

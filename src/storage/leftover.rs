@@ -5,12 +5,14 @@
 //! belongs to this user, nobody holds its lock, and that lock works here. Whoever writes a part
 //! file holds its lock from the moment it is there; the kernel drops it with the process. What
 //! can't be locked - a symlink, a second name of a file, any file where there are no locks - is left
-//! alone until it is an hour old: such names live for moments. Nothing here knows transfers.
+//! alone until it is an hour old: such names live for moments. A part file with a journal was left to
+//! be gone on with, so a sweep spares both for a week; whoever writes that very file decides by
+//! itself. Nothing here knows transfers.
 //!
 //! [`part_name`]: super::part_name
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -19,12 +21,15 @@ use rustix::io::{self, Errno};
 
 use super::at::{DIRECTORY_BUFFER_BYTES, read_directory};
 use super::open_up::OpenedUp;
-use super::part_name::is_part_name;
+use super::part_name::{Hidden, hidden, is_part_name, journal_name, part_name};
 use super::status::Status;
 use crate::manifest::Name;
 
 /// How old a hidden name must be if there is no lock to go by.
 const UNLOCKED_AGE_SECONDS: i64 = 3600;
+/// How long a part file stays that could be gone on with, from the last time that anything was
+/// recorded of it: an interrupted copy of a Friday can go on after the week-end and a day of leave.
+const RESUMABLE_AGE_SECONDS: i64 = 7 * 24 * 3600;
 /// How long a directory that was swept is not swept again by this process, which removes its own
 /// part files by itself. Many small transfers into one huge directory don't list it each time.
 const SWEPT_FOR: Duration = Duration::from_secs(600);
@@ -125,16 +130,41 @@ pub(crate) fn sweep(directory: impl AsFd) -> io::Result<u64> {
     let mut buffer = Box::new_uninit_slice(DIRECTORY_BUFFER_BYTES);
     let mut removed = 0;
     read_directory(&listed, &mut buffer, |name: &[u8], _| {
-        if is_part_name(name)
-            && let Ok(name) = Name::new(name)
-            // One that can't be judged or removed keeps nobody from the others.
-            && let Ok(Leftover::Stale(..)) = remove_if_stale(&listed, &name)
-        {
-            removed += 1;
+        if let Some(name) = hidden(name) {
+            removed += sweep_one(listed.as_fd(), name);
         }
         Ok::<(), Errno>(())
     })?;
     Ok(removed)
+}
+
+/// How many names were removed. One that can't be judged or removed keeps nobody from the others.
+fn sweep_one(directory: BorrowedFd<'_>, found: Hidden) -> u64 {
+    let remove = |name| {
+        let judged = remove_if_stale(directory, &name);
+        u64::from(matches!(judged, Ok(Leftover::Stale(..))))
+    };
+    match found {
+        Hidden::Part(stem) if is_resumable(directory, stem) => 0,
+        Hidden::Part(stem) => match remove(part_name(stem)) {
+            0 => 0,
+            removed => removed + remove(journal_name(stem)),
+        },
+        // Whoever writes the part file made it first.
+        Hidden::Journal(stem) => match Status::at(directory, &part_name(stem)) {
+            Err(Errno::NOENT) => remove(journal_name(stem)),
+            _ => 0,
+        },
+    }
+}
+
+/// Whether a run may still go on with the part file of this stem. Only whether it is young and may be
+/// ours is looked at: what the journal is worth is found out by who needs it.
+fn is_resumable(directory: BorrowedFd<'_>, stem: u64) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    Status::at(directory, &journal_name(stem)).is_ok_and(|journal| {
+        journal.is_file() && journal.uid == user && age_seconds(&journal) <= RESUMABLE_AGE_SECONDS
+    })
 }
 
 /// Which directories were swept a short while ago.
@@ -168,15 +198,20 @@ impl Sweeper {
 }
 
 fn by_age(seen: Status) -> Leftover {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    let now = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
-    if now.saturating_sub(seen.ctime.seconds) > UNLOCKED_AGE_SECONDS {
+    if age_seconds(&seen) > UNLOCKED_AGE_SECONDS {
         Leftover::Stale(None, seen)
     } else {
         Leftover::Doubtful
     }
+}
+
+/// Since the file was last changed in any way. Not its mtime: whoever may write the file sets that.
+fn age_seconds(seen: &Status) -> i64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let now = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
+    now.saturating_sub(seen.ctime.seconds)
 }
 
 /// Opens the file that was seen, if it is still there. A lock needs no right to read.
@@ -262,6 +297,27 @@ mod tests {
         drop(held);
         assert_eq!(sweep(&open).unwrap(), 1);
         assert!(fs::symlink_metadata(at(&live)).is_err());
+    }
+
+    #[test]
+    fn what_can_be_gone_on_with_is_spared_and_journals_go_with_their_files() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: Name| top.path().join(name.as_os_str());
+        for name in [part_name(1), journal_name(1), part_name(2), journal_name(3)] {
+            fs::write(at(name), "x").unwrap();
+        }
+        // A link is no journal, and what it leads to is nobody's business.
+        symlink(at(part_name(1)), at(journal_name(2))).unwrap();
+        let open = fs::File::open(top.path()).unwrap();
+        sweep(&open).unwrap();
+        let mut left =
+            [part_name(1), journal_name(1), journal_name(2)].map(|name| name.as_bytes().to_vec());
+        left.sort();
+        assert_eq!(names(top.path()), left);
+        // The stem's user is done with it: only a young journal spares a part file.
+        fs::remove_file(at(journal_name(1))).unwrap();
+        assert_eq!(sweep(&open).unwrap(), 1);
+        assert!(!at(part_name(1)).exists());
     }
 
     #[test]

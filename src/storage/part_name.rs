@@ -6,6 +6,8 @@
 //! for ours. That works on every file system and costs no call into the kernel. The mark is no
 //! secret: it keeps accidents away, not those who may write into the directory anyway. Nothing here
 //! touches files; whether one is still being written is [`super::leftover`]'s question.
+//!
+//! Beside a part file that takes long stands its journal, under the same digits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +17,8 @@ use crate::manifest::Name;
 const PREFIX: &[u8] = b".rdcp-";
 /// and ends like this; between them stand the stem and its mark.
 const SUFFIX: &[u8] = b".part";
+/// or, if it is the journal of the part file of that stem, like this.
+const JOURNAL_SUFFIX: &[u8] = b".journal";
 /// Hexadecimal digits of the stem, and again of the mark.
 const DIGITS: usize = 16;
 /// What marks are computed under.
@@ -28,25 +32,48 @@ pub(crate) fn stem_of(name: &Name) -> u64 {
 /// `.rdcp-` stem mark `.part`. Always the same length, so that a final name of `NAME_MAX` bytes has
 /// one too.
 pub(crate) fn part_name(stem: u64) -> Name {
-    let mut bytes = Vec::with_capacity(PREFIX.len() + 2 * DIGITS + SUFFIX.len());
+    marked(stem, SUFFIX)
+}
+
+/// `.rdcp-` stem mark `.journal`: where it is recorded what the part file of that stem holds.
+pub(crate) fn journal_name(stem: u64) -> Name {
+    marked(stem, JOURNAL_SUFFIX)
+}
+
+fn marked(stem: u64, suffix: &[u8]) -> Name {
+    let mut bytes = Vec::with_capacity(PREFIX.len() + 2 * DIGITS + suffix.len());
     bytes.extend_from_slice(PREFIX);
     bytes.extend_from_slice(&digits(stem));
     bytes.extend_from_slice(&digits(mark_of(stem)));
-    bytes.extend_from_slice(SUFFIX);
+    bytes.extend_from_slice(suffix);
     Name::new(bytes).expect("a short name of harmless letters is a name")
 }
 
-/// Whether a name is one that [`part_name`] makes. Such names are not content: no listing shows
-/// them and nothing is copied to or from them.
+/// What a name of ours stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hidden {
+    /// A file in the making.
+    Part(u64),
+    /// The journal of one.
+    Journal(u64),
+}
+
+/// What a name is that [`part_name`] or [`journal_name`] makes; nothing for any other.
+pub(crate) fn hidden(name: &[u8]) -> Option<Hidden> {
+    let middle = name.strip_prefix(PREFIX)?;
+    let (middle, kind): (_, fn(u64) -> Hidden) = match middle.strip_suffix(SUFFIX) {
+        Some(middle) => (middle, Hidden::Part),
+        None => (middle.strip_suffix(JOURNAL_SUFFIX)?, Hidden::Journal),
+    };
+    let (stem, mark) = middle.split_at_checked(DIGITS)?;
+    let stem = number(stem)?;
+    (digits(mark_of(stem)) == mark).then(|| kind(stem))
+}
+
+/// Whether a name is one that [`part_name`] or [`journal_name`] makes. Such names are not content:
+/// no listing shows them and nothing is copied to or from them.
 pub(crate) fn is_part_name(name: &[u8]) -> bool {
-    let middle = name.strip_prefix(PREFIX);
-    let Some(middle) = middle.and_then(|rest| rest.strip_suffix(SUFFIX)) else {
-        return false;
-    };
-    let Some((stem, mark)) = middle.split_at_checked(DIGITS) else {
-        return false;
-    };
-    number(stem).is_some_and(|stem| digits(mark_of(stem)) == mark)
+    hidden(name).is_some()
 }
 
 /// Names that no other run makes, for what is renamed at once: small files, symlinks, links.
@@ -105,7 +132,9 @@ mod tests {
             let part = part_name(stem);
             assert_eq!(part.as_bytes().len(), 43);
             assert!(part.as_bytes().starts_with(b".rdcp-"));
-            assert!(is_part_name(part.as_bytes()));
+            assert_eq!(hidden(part.as_bytes()), Some(Hidden::Part(stem)));
+            let journal = journal_name(stem);
+            assert_eq!(hidden(journal.as_bytes()), Some(Hidden::Journal(stem)));
         }
         assert!(part_name(0x0123_4567_89ab_cdef).as_bytes()[6..].starts_with(b"0123456789abcdef"));
     }
@@ -113,10 +142,12 @@ mod tests {
     #[test]
     fn names_of_others_are_not_ours() {
         let ours = part_name(7).as_bytes().to_vec();
-        for at in 0..ours.len() {
-            let mut other = ours.clone();
-            other[at] ^= 1;
-            assert!(!is_part_name(&other), "{}", other.escape_ascii());
+        for ours in [&ours, &journal_name(7).as_bytes().to_vec()] {
+            for at in 0..ours.len() {
+                let mut other = ours.clone();
+                other[at] ^= 1;
+                assert!(!is_part_name(&other), "{}", other.escape_ascii());
+            }
         }
         let capital = ours.to_ascii_uppercase();
         for name in [

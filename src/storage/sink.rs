@@ -16,12 +16,14 @@ mod compare;
 mod destination;
 mod directory;
 mod finish;
+mod journal;
 mod link;
 mod media;
 mod notes;
 mod part;
 mod place;
 mod published;
+mod resume;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -35,8 +37,9 @@ use rustix::io::Errno;
 use self::apply::Rules;
 use self::destination::Destination;
 use self::directory::{Directories, Handle, Parent};
+pub(crate) use self::journal::{Identity, Record};
 use self::notes::Notes;
-use self::part::PartFile;
+pub(crate) use self::part::PartFile;
 use self::published::Published;
 use crate::ids::EntryId;
 use crate::manifest::{Metadata, Name};
@@ -235,12 +238,28 @@ impl Sink {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
+    /// Whether entries are durable before they count as done.
+    pub(crate) fn syncs(&self) -> bool {
+        self.sync
+    }
+
     /// Whether there is still any sense in beginning something.
     fn check_running(&self) -> Result<(), Fault> {
         if self.stopped.load(Ordering::Relaxed) {
             return Err(Fault::new(FaultCode::Cancelled, "the transfer was ended"));
         }
         Ok(())
+    }
+
+    /// The run is interrupted: these files stay, as far as they are recorded, for one that goes on.
+    /// To be said before the entries are settled.
+    pub(crate) fn keep(&self, entries: &[EntryId]) {
+        let table = self.table();
+        for entry in entries {
+            if let Some(State::Open(part)) = table.pending.get(entry).map(|of| &of.state) {
+                part.keep();
+            }
+        }
     }
 
     /// Gives an entry's part file up, if it has one: closes it and removes its hidden name. The
@@ -318,6 +337,7 @@ impl Drop for Sink {
         for pending in table.pending.values() {
             // Lanes may hold the file for a moment longer; its name goes now.
             if let State::Open(part) = &pending.state {
+                part.keep();
                 part.remove();
             }
         }

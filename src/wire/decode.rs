@@ -81,6 +81,7 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
         Kind::Finish => Message::Finish(Carried {
             tcp: r.u64()?,
             rdma: r.u64()?,
+            resumed: r.u64()?,
         }),
         Kind::Finished => Message::Finished,
         Kind::Remarks => Message::Remarks(r.short_list(REMARKS_MAX, 10, "remarks", read_remark)?),
@@ -180,6 +181,7 @@ fn read_push(r: &mut Reader<'_>) -> Result<Direction> {
         placement,
         overwrite,
         sync: bits & tag::PUSH_SYNC != 0,
+        resume: bits & tag::PUSH_RESUME != 0,
     })
 }
 
@@ -457,6 +459,7 @@ fn read_remark(r: &mut Reader<'_>) -> Result<Remark> {
         tag::REMARK_ACCESS_LISTS_UNSUPPORTED => RemarkKind::AccessListsUnsupported,
         tag::REMARK_ATTRIBUTES_PRIVILEGED => RemarkKind::AttributesPrivileged,
         tag::REMARK_LINK_COPIED => RemarkKind::LinkCopied,
+        tag::REMARK_BEGUN_ANEW => RemarkKind::BegunAnew,
         kind => RemarkKind::Unknown(kind),
     };
     Ok(Remark {

@@ -49,6 +49,7 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
         Message::Finish(carried) => {
             w.u64(carried.tcp);
             w.u64(carried.rdma);
+            w.u64(carried.resumed);
         }
         Message::Opened | Message::Finished | Message::Done => {}
         Message::Credit {
@@ -157,26 +158,19 @@ fn write_open(w: &mut Writer<'_>, open: &Open) {
             placement,
             overwrite,
             sync,
+            resume,
         } => {
             write_remote_path(w, destination);
-            write_placement(w, placement, *overwrite, *sync);
+            let bits = flag(*sync, tag::PUSH_SYNC) | flag(*resume, tag::PUSH_RESUME);
+            write_placement(w, placement, *overwrite, bits);
         }
     }
 }
 
-fn write_placement(w: &mut Writer<'_>, placement: &Placement, overwrite: Overwrite, sync: bool) {
-    let into = if placement.into_directory {
-        tag::PUSH_INTO_DIRECTORY
-    } else {
-        0
-    };
-    let parents = if placement.make_parents {
-        tag::PUSH_MAKE_PARENTS
-    } else {
-        0
-    };
-    let sync = if sync { tag::PUSH_SYNC } else { 0 };
-    w.u8(into | parents | sync);
+fn write_placement(w: &mut Writer<'_>, placement: &Placement, overwrite: Overwrite, bits: u8) {
+    let into = flag(placement.into_directory, tag::PUSH_INTO_DIRECTORY);
+    let parents = flag(placement.make_parents, tag::PUSH_MAKE_PARENTS);
+    w.u8(into | parents | bits);
     w.u8(match overwrite {
         Overwrite::IfDifferent => tag::OVERWRITE_IF_DIFFERENT,
         Overwrite::Older => tag::OVERWRITE_OLDER,
@@ -187,6 +181,10 @@ fn write_placement(w: &mut Writer<'_>, placement: &Placement, overwrite: Overwri
         w.boolean(root.contents);
         w.bytes8(&root.name, "root name");
     });
+}
+
+fn flag(is_set: bool, bit: u8) -> u8 {
+    if is_set { bit } else { 0 }
 }
 
 fn write_remote_path(w: &mut Writer<'_>, path: &RemotePath) {
@@ -393,6 +391,7 @@ fn write_remark(w: &mut Writer<'_>, remark: &Remark) {
         RemarkKind::AccessListsUnsupported => tag::REMARK_ACCESS_LISTS_UNSUPPORTED,
         RemarkKind::AttributesPrivileged => tag::REMARK_ATTRIBUTES_PRIVILEGED,
         RemarkKind::LinkCopied => tag::REMARK_LINK_COPIED,
+        RemarkKind::BegunAnew => tag::REMARK_BEGUN_ANEW,
         RemarkKind::Unknown(kind) => kind,
     });
     w.u64(remark.count);

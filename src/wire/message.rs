@@ -170,6 +170,8 @@ pub struct Carried {
     pub tcp: u64,
     /// Over RDMA rails.
     pub rdma: u64,
+    /// Not at all: an interrupted run had left them, and they were proved where they lie.
+    pub resumed: u64,
 }
 
 /// The client's greeting.
@@ -241,6 +243,8 @@ pub enum Direction {
         overwrite: Overwrite,
         /// Whether files are synced before they count as done.
         sync: bool,
+        /// Whether it goes on with what an interrupted run left, and leaves something to go on with.
+        resume: bool,
     },
 }
 
@@ -448,6 +452,8 @@ pub enum RemarkKind {
     AttributesPrivileged,
     /// A hard link could not be made, so the file was copied.
     LinkCopied,
+    /// What an interrupted run left is of an earlier state of the source, so all was fetched anew.
+    BegunAnew,
     /// Something that a later release knows.
     Unknown(u8),
 }

@@ -22,7 +22,8 @@ pub(super) const PRESERVE_ALL: u16 = 31;
 pub(super) const PUSH_INTO_DIRECTORY: u8 = 1;
 pub(super) const PUSH_MAKE_PARENTS: u8 = 2;
 pub(super) const PUSH_SYNC: u8 = 4;
-pub(super) const PUSH_ALL: u8 = 7;
+pub(super) const PUSH_RESUME: u8 = 8;
+pub(super) const PUSH_ALL: u8 = 15;
 
 pub(super) const OVERWRITE_IF_DIFFERENT: u8 = 1;
 pub(super) const OVERWRITE_OLDER: u8 = 2;
@@ -68,6 +69,7 @@ pub(super) const REMARK_ATTRIBUTES_UNSUPPORTED: u8 = 3;
 pub(super) const REMARK_ACCESS_LISTS_UNSUPPORTED: u8 = 4;
 pub(super) const REMARK_ATTRIBUTES_PRIVILEGED: u8 = 5;
 pub(super) const REMARK_LINK_COPIED: u8 = 6;
+pub(super) const REMARK_BEGUN_ANEW: u8 = 7;
 
 pub(super) const OPERATE_LIST: u8 = 1;
 pub(super) const OPERATE_STAT: u8 = 2;

@@ -392,6 +392,27 @@ fn without_lanes_a_run_waits_and_then_goes_on() {
 }
 
 #[test]
+fn what_an_earlier_run_left_does_not_travel_again() {
+    for hash in [HashKind::Blake3, HashKind::Sha256] {
+        let mut plan = quiet(hash);
+        plan.interrupted = true;
+        for seed in 0..8 {
+            let left = SourceFile {
+                seed,
+                ..file(30 * MIB)
+            };
+            plan.tree.add_file(None, left, false);
+        }
+        let mut pair = orderly(plan);
+        pair.drive();
+        pair.check_end();
+        let ledger = pair.receiver_end.unwrap().ledger;
+        assert!(ledger.carried.resumed > 30 * MIB, "{ledger:?}");
+        assert_eq!(ledger.bytes + ledger.carried.resumed, 8 * 30 * MIB);
+    }
+}
+
+#[test]
 fn cancelling_either_side_ends_both_with_its_reason() {
     for at_sender in [false, true] {
         let mut plan = quiet(HashKind::Sha256);

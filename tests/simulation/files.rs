@@ -291,6 +291,8 @@ pub struct SinkFile {
     pub reserved: Vec<ByteRange>,
     /// What was written, proved or not.
     pub written: BTreeMap<u64, u64>,
+    /// What of that an earlier run wrote.
+    pub kept: BTreeSet<u64>,
     pub verified: BTreeSet<u64>,
     pub holes: BTreeSet<u64>,
 }

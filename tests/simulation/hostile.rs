@@ -245,7 +245,31 @@ impl ReceiverSide {
                     directories: Vec::new(),
                 }
             }
-            Output::Prepare { entry, .. } => Input::Prepared { entry, result },
+            Output::Prepare { entry, .. } => {
+                let (start, len) = (choose(4), choose(40));
+                let held = rdcp::units::ChunkRange {
+                    start,
+                    end: start + len,
+                };
+                let held = if len < 20 { Vec::new() } else { vec![held] };
+                Input::Prepared {
+                    entry,
+                    result: result.map(|()| held),
+                }
+            }
+            Output::Prove {
+                entry,
+                region,
+                chunks,
+            } => {
+                let right = chunks.iter().filter(|_| choose(2) == 0);
+                let right = right.map(|(chunk, _)| (*chunk, [7; 32])).collect();
+                Input::Proved {
+                    entry,
+                    region,
+                    result: result.map(|()| right),
+                }
+            }
             Output::Allocate { entry, region, .. } => Input::Allocated {
                 entry,
                 region,

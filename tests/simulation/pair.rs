@@ -9,13 +9,13 @@ use rdcp::engine::{Event, FetchToken, LaneId, Ledger, Receiver, Sender};
 use rdcp::ids::{EntryId, RegionId};
 use rdcp::limits::{PACK_BYTES_MAX, PAGE_ITEMS_MAX, REPAIRS_MAX};
 use rdcp::manifest::{Entry, EntryKind};
-use rdcp::units::{ByteRange, ChunkIndex};
+use rdcp::units::{ByteRange, ChunkIndex, ChunkRange};
 use rdcp::wire::message::{ChunkDigest, GrantPart, HashKind, Outcome, RegionKey, Wanted};
 use rdcp::wire::{Fault, FaultCode, Message};
 
 use super::files::{Sink, Trouble, digest, digests, fault, is_wanted};
 use super::plan::Plan;
-use super::random::Random;
+use super::random::{Random, mix};
 use super::ways::{Lane, TCP, Ways};
 
 /// More steps than any honest run takes: beyond it, something goes round in circles.
@@ -72,6 +72,7 @@ pub struct Pair {
     region_credit: i64,
     granted_bytes: i64,
     progress: u64,
+    resumed: u64,
     walk_failed: bool,
     pub outcomes: BTreeMap<EntryId, Outcome>,
     pub sender_outcomes: BTreeMap<EntryId, Outcome>,
@@ -184,6 +185,7 @@ impl Pair {
             region_credit: 0,
             granted_bytes: 0,
             progress: 0,
+            resumed: 0,
             walk_failed: false,
             outcomes: BTreeMap::new(),
             sender_outcomes: BTreeMap::new(),
@@ -513,6 +515,10 @@ impl Pair {
                 );
             }
             Event::Repairing { .. } => self.repairs += 1,
+            Event::Resumed { bytes, .. } => {
+                assert!(bytes > 0);
+                self.resumed += bytes;
+            }
             _ => {}
         }
     }
@@ -1187,6 +1193,7 @@ impl Pair {
         };
         let sink = self.sink.files.get_mut(&fetch.entry).unwrap();
         sink.written.insert(fetch.chunk.0, content);
+        sink.kept.remove(&fetch.chunk.0);
         Ok(digest(content, fetch.chunk.0, fetch.proof))
     }
 
@@ -1234,10 +1241,19 @@ impl Pair {
                 let result = if fails {
                     Err(fault(FaultCode::Denied))
                 } else {
-                    Ok(())
+                    Ok(self.held(entry))
                 };
                 Input::Prepared { entry, result }
             }
+            Output::Prove {
+                entry,
+                region,
+                chunks,
+            } => Input::Proved {
+                entry,
+                region,
+                result: Ok(self.prove_held(entry, &chunks)),
+            },
             Output::Allocate {
                 entry,
                 region,
@@ -1294,6 +1310,7 @@ impl Pair {
                     let busy = |job: &Output| match job {
                         Output::Prepare { entry: other, .. }
                         | Output::Allocate { entry: other, .. }
+                        | Output::Prove { entry: other, .. }
                         | Output::Publish { entry: other } => entry == other,
                         _ => false,
                     };
@@ -1308,6 +1325,60 @@ impl Pair {
             }
             other => panic!("{other:?} is no job"),
         }
+    }
+
+    /// Chunks that an earlier run is said to have written: of some files most, of some a few.
+    fn held(&self, entry: EntryId) -> Vec<ChunkRange> {
+        let file = &self.plan.tree.files[&entry];
+        // Drawn apart, so that runs with nothing to go on with are what they were.
+        let mut random = Random::new(file.seed);
+        let rare = match random.below(4) {
+            0 => 2,
+            1 => 9,
+            _ => return Vec::new(),
+        };
+        if !self.plan.interrupted {
+            return Vec::new();
+        }
+        // Beyond the end as well: a claim is no more than that.
+        let mut ranges: Vec<ChunkRange> = Vec::new();
+        for start in 0..file.data.len() as u64 + 2 {
+            if random.one_in(rare) {
+                continue;
+            }
+            let end = start + 1;
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => ranges.push(ChunkRange { start, end }),
+            }
+        }
+        ranges
+    }
+
+    /// Some of them are not what they are said to be.
+    fn prove_held(
+        &mut self,
+        entry: EntryId,
+        chunks: &[(ChunkIndex, receiver::Proof)],
+    ) -> Vec<(ChunkIndex, [u8; 32])> {
+        let file = &self.plan.tree.files[&entry];
+        let sink = self.sink.files.get_mut(&entry).unwrap();
+        assert!(sink.prepared && !chunks.is_empty());
+        let mut proved = Vec::new();
+        for &(chunk, proof) in chunks {
+            assert!(
+                !sink.written.contains_key(&chunk.0),
+                "fetched before it was looked at"
+            );
+            if mix(file.seed ^ chunk.0).is_multiple_of(5) {
+                continue;
+            }
+            let content = file.content(chunk.0);
+            sink.written.insert(chunk.0, content);
+            sink.kept.insert(chunk.0);
+            proved.push((chunk, digest(content, chunk.0, proof).unwrap()));
+        }
+        proved
     }
 
     fn store_packed(
@@ -1375,6 +1446,7 @@ impl Pair {
             assert_eq!(self.told.len(), self.plan.tree.parents.len());
             assert_eq!(self.sink.outstanding(), 0);
             assert!(receiver.ledger.bytes <= self.progress);
+            assert_eq!(receiver.ledger.carried.resumed, self.resumed);
         }
         for (entry, outcome) in &self.sender_outcomes {
             assert_eq!(
@@ -1435,7 +1507,8 @@ impl Pair {
                         file.trouble
                     );
                     let sink = &self.sink.files[&entry];
-                    let spoilt = file.trouble == Trouble::Damaged(1) && !sink.written.is_empty();
+                    let spoilt =
+                        file.trouble == Trouble::Damaged(1) && sink.written.len() > sink.kept.len();
                     assert!(!(spoilt && detected), "{entry} was published damaged");
                 }
                 _ => panic!("{entry} ended as {outcome:?}"),

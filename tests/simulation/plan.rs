@@ -41,6 +41,8 @@ pub struct Plan {
     /// What the source can expose at once, one of these per file.
     pub window_bytes: &'static [u64],
     pub tree: Tree,
+    /// Earlier runs have left parts of some files.
+    pub interrupted: bool,
     /// What storage says of entries that it does not simply take.
     pub placed: std::collections::BTreeMap<EntryId, Placed>,
 }
@@ -56,6 +58,7 @@ impl Plan {
             faults: Faults::default(),
             window_bytes: &[WINDOW_BYTES],
             tree: Tree::default(),
+            interrupted: false,
             placed: Default::default(),
         }
     }
@@ -66,6 +69,7 @@ impl Plan {
         let log2 = random.pick(&[16, 18, 20, 20, 20, 24]);
         let chunk = ChunkSize::from_log2(log2).unwrap();
         let mut plan = Self::quiet(hash, chunk);
+        plan.interrupted = hash != HashKind::None;
         let lanes = 1 + random.below(4);
         plan.rails = match random.below(2) {
             0 => vec![TCP; usize::try_from(lanes).unwrap()],

@@ -100,6 +100,17 @@ pub(crate) struct TransferArgs {
     #[arg(long, help_heading = DESTINATION)]
     pub(crate) no_fsync: bool,
 
+    /// Fetch every file whole, and leave nothing of a file that is interrupted
+    ///
+    /// Without it, an interrupted copy leaves what it has of a file that takes long under a hidden name,
+    /// .rdcp-*.part, with a journal of what is proved, and the same command goes on with it: what is
+    /// there is proved again where it lies, and the rest is fetched. That holds for files of 8 MiB and
+    /// more with the same --hash and --chunk, not for --hash none, and only while the source is what it
+    /// was; otherwise the file is fetched whole. What nobody goes on with is removed by the first copy
+    /// into the same directory after seven days.
+    #[arg(long, help_heading = DESTINATION)]
+    pub(crate) no_resume: bool,
+
     /// The digest that proves every chunk
     #[arg(long, value_enum, value_name = "HASH", default_value_t, help_heading = DATA_PATH)]
     pub(crate) hash: HashArg,

@@ -143,6 +143,13 @@ fn summary_line(summary: &Summary) -> String {
         first.push_str(&format!(" ({rate})"));
     }
     parts.push(first);
+    if summary.bytes_resumed > 0 {
+        parts.push(format!(
+            "resumed {} of {}",
+            bytes(summary.bytes_resumed),
+            bytes(summary.bytes)
+        ));
+    }
     if summary.unchanged > 0 {
         parts.push(format!("{} unchanged", summary.unchanged));
     }
@@ -189,6 +196,7 @@ mod tests {
             warnings: 0,
             bytes: 3 << 30,
             bytes_moved: 3 << 30,
+            bytes_resumed: 0,
             elapsed: Duration::from_secs(2),
             data_elapsed: None,
             failures: Vec::new(),
@@ -234,6 +242,16 @@ mod tests {
         assert_eq!(
             line,
             "3 files, 3.0 GiB in 2.0 s (1.5 GiB/s), 2 unchanged, 1 failed, tcp, not verified"
+        );
+        let line = summary_line(&Summary {
+            bytes_moved: 1 << 30,
+            bytes_resumed: 2 << 30,
+            ..summary()
+        });
+        assert_eq!(
+            line,
+            "3 files, 3.0 GiB in 2.0 s (512.0 MiB/s), resumed 2.0 GiB of 3.0 GiB, tcp, verified with \
+             blake3"
         );
         let line = summary_line(&Summary {
             published: 0,

@@ -75,6 +75,8 @@ pub(crate) struct Summary {
     pub(crate) bytes: u64,
     /// Bytes that travelled.
     pub(crate) bytes_moved: u64,
+    /// Bytes that an interrupted run had brought.
+    pub(crate) bytes_resumed: u64,
     /// How long it took.
     pub(crate) elapsed: Duration,
     /// How long bytes were read and stored, if this end did that.
@@ -101,6 +103,7 @@ impl From<&Report> for Summary {
             warnings: report.warnings,
             bytes: report.bytes_published,
             bytes_moved: report.bytes_moved,
+            bytes_resumed: report.bytes_resumed,
             elapsed: report.elapsed,
             data_elapsed: report.data_elapsed,
             failures: report.failures.clone(),

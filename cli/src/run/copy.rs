@@ -124,7 +124,7 @@ fn ended(
                 output.unfinished(&Summary::from(report));
             }
             let error = Error::new(ErrorKind::Cancelled, "interrupted");
-            output.error(&error.with_hint("the same command again copies what is missing"));
+            output.error(&error.with_hint("the same command again goes on from here"));
             End::signal(status)
         }
         (Err(error), None) => {

@@ -191,6 +191,7 @@ impl Run<'_> {
             warnings: 0,
             bytes: self.written,
             bytes_moved: self.written,
+            bytes_resumed: 0,
             elapsed: self.begun.elapsed(),
             data_elapsed: None,
             // The one failure is what ends the run, and is told as that.

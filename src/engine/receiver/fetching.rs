@@ -3,11 +3,11 @@
 use crate::engine::{Event, internal, protocol};
 use crate::ids::{EntryId, RegionId};
 use crate::limits::REPAIRS_MAX;
-use crate::units::ChunkIndex;
+use crate::units::{ChunkIndex, ChunkRange};
 use crate::wire::message::{HashKind, Outcome};
 use crate::wire::{Fault, FaultCode};
 
-use super::entries::State;
+use super::entries::{State, changed};
 use super::file::{PartFile, Phase, Step};
 use super::lanes::{Avoid, InFlight, Pick, TCP, Target};
 use super::{Fetch, FetchFailure, Output, PackResult, Receiver};
@@ -152,7 +152,7 @@ impl Receiver {
     pub(super) fn prepared(
         &mut self,
         entry: EntryId,
-        result: Result<(), Fault>,
+        result: Result<Vec<ChunkRange>, Fault>,
     ) -> Result<(), Fault> {
         self.job_done()?;
         let Some(file) = self.file(entry) else {
@@ -160,8 +160,9 @@ impl Receiver {
         };
         file.pending -= 1;
         match result {
-            Ok(()) => {
+            Ok(held) => {
                 file.part_file = PartFile::Ready;
+                file.held = held;
                 self.drain(entry);
                 self.allocate(entry);
                 self.complete(entry);
@@ -174,11 +175,13 @@ impl Receiver {
         Ok(())
     }
 
-    /// Reserves space for windows that came since the last time.
+    /// Reserves space for windows that came since the last time, and has it looked which of their
+    /// chunks are there already.
     pub(super) fn allocate(&mut self, entry: EntryId) {
         if self.is_ending() {
             return;
         }
+        let hash = self.options.hash;
         let Some(State::File(file)) = self.entries.get_mut(&entry).map(|record| &mut record.state)
         else {
             return;
@@ -196,8 +199,76 @@ impl Receiver {
                     region,
                     ranges,
                 });
+                let chunks = window.hold(&file.held, hash);
+                if !chunks.is_empty() {
+                    file.pending += 1;
+                    self.jobs += 1;
+                    self.outputs.push_back(Output::Prove {
+                        entry,
+                        region,
+                        chunks,
+                    });
+                }
             }
         }
+    }
+
+    pub(super) fn proved(
+        &mut self,
+        entry: EntryId,
+        region: RegionId,
+        result: Result<Vec<(ChunkIndex, [u8; 32])>, Fault>,
+    ) -> Result<(), Fault> {
+        self.job_done()?;
+        let (ending, size) = (self.is_ending(), self.options.chunk);
+        let Some(file) = self.file(entry) else {
+            return Err(internal("chunks were proved of a file that is gone"));
+        };
+        file.pending -= 1;
+        if ending {
+            return Ok(());
+        }
+        if file.is_failing() {
+            self.drain(entry);
+            return Ok(());
+        }
+        let chunks = match result {
+            Ok(chunks) => chunks,
+            Err(fault) => {
+                self.fail_file_here(entry, fault);
+                return Ok(());
+            }
+        };
+        let file_len = file.granted.map_or(0, |(_, len)| len);
+        let Some(window) = file.window(region) else {
+            return Err(internal("chunks were proved of a region that was released"));
+        };
+        let mut bytes = 0;
+        let mut kept = Vec::with_capacity(chunks.len());
+        for (chunk, value) in chunks {
+            if let Some(index) = window.position(chunk.0)
+                && window.keep(index, value)
+            {
+                bytes += size.range(chunk, file_len).len();
+                let digest = Some(value);
+                kept.push(Output::Verified {
+                    entry,
+                    chunk,
+                    digest,
+                });
+            }
+        }
+        window.proved();
+        self.outputs.extend(kept);
+        if bytes > 0 {
+            let resumed = &mut self.ledger.carried.resumed;
+            *resumed = resumed.saturating_add(bytes);
+            let event = Event::Resumed { entry, bytes };
+            self.outputs.push_back(Output::Event(event));
+        }
+        self.end_window(entry, region);
+        self.enqueue(entry);
+        Ok(())
     }
 
     pub(super) fn allocated(
@@ -217,6 +288,8 @@ impl Receiver {
                     window.allocated = true;
                 }
                 self.drain(entry);
+                // An earlier run may have left all of it.
+                self.end_window(entry, region);
                 self.enqueue(entry);
             }
             Err(fault) => {
@@ -350,6 +423,7 @@ impl Receiver {
                 self.outputs.push_back(Output::Event(event));
             }
             Step::GiveUp => self.fail_file(entry, damaged()),
+            Step::Changed => self.fail_file(entry, changed()),
             Step::Contradiction => {
                 return Err(protocol("a digest that was not asked for, or a second one"));
             }
@@ -369,19 +443,25 @@ impl Receiver {
         let file_len = file.granted.map_or(0, |(_, len)| len);
         let bytes = size.range(chunk, file_len).len();
         file.bytes += bytes;
-        let done = file
-            .windows
-            .iter()
-            .position(|window| window.region == region);
-        let done = done.filter(|at| file.windows[*at].is_done());
-        let done = done.and_then(|at| file.windows.remove(at));
         self.moved += bytes;
         self.outputs.push_back(Output::Verified {
             entry,
             chunk,
             digest,
         });
-        if let Some(window) = done {
+        self.end_window(entry, region);
+    }
+
+    /// Releases the window if all of it is there, and with the last one lets the file go on.
+    fn end_window(&mut self, entry: EntryId, region: RegionId) {
+        let Some(file) = self.file(entry) else { return };
+        let done = file
+            .windows
+            .iter()
+            .position(|window| window.region == region);
+        // Its space is asked for beside looking at what is there: that answer is waited for, too.
+        let done = done.filter(|at| file.windows[*at].is_done() && file.windows[*at].allocated);
+        if let Some(window) = done.and_then(|at| file.windows.remove(at)) {
             self.release(window.region);
             self.complete(entry);
         }

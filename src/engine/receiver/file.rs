@@ -50,6 +50,8 @@ pub(super) struct File {
     /// Version and length, from the first grant.
     pub(super) granted: Option<(Version, u64)>,
     pub(super) part_file: PartFile,
+    /// Chunks that an earlier run may have written, ascending.
+    pub(super) held: Vec<ChunkRange>,
     /// Granted and not released, ascending.
     pub(super) windows: VecDeque<Window>,
     /// Digests that came before the grant of their chunk.
@@ -73,6 +75,7 @@ impl File {
             remaining,
             granted: None,
             part_file: PartFile::None,
+            held: Vec::new(),
             windows: VecDeque::new(),
             early: Vec::new(),
             queued: false,
@@ -127,6 +130,8 @@ pub(super) struct Window {
     pub(super) asked: bool,
     /// Space for it is reserved: chunks may be fetched.
     pub(super) allocated: bool,
+    /// It is looked which of its chunks are there already.
+    proving: bool,
     /// The SHA-256 state before the first chunk.
     before: Option<[u8; 32]>,
     first_chunk: u64,
@@ -160,6 +165,10 @@ enum ChunkState {
     /// To be fetched.
     Waiting,
     InFlight,
+    /// An earlier run may have stored it; that is being looked at.
+    Held,
+    /// An earlier run stored it, and it still is what that run had proved.
+    Kept,
     /// Stored; the sender's digest is awaited.
     Landed,
     /// It came wrong; the sender was asked to look again.
@@ -183,6 +192,8 @@ pub(super) enum Step {
     Ready,
     /// The sender changed a digest that it had told.
     Contradiction,
+    /// What an earlier run stored is not what the source holds now.
+    Changed,
 }
 
 impl Window {
@@ -211,6 +222,7 @@ impl Window {
             data: part.extents.as_slice().into(),
             asked: false,
             allocated: false,
+            proving: false,
             before: None,
             first_chunk,
             region_start: part.region_offset,
@@ -281,7 +293,7 @@ impl Window {
     }
 
     fn next_chunk(&mut self, hash: HashKind) -> Option<(u32, Option<Avoid>)> {
-        if !self.allocated {
+        if !self.allocated || self.proving {
             return None;
         }
         if let Some(again) = self.again.pop_front() {
@@ -298,6 +310,52 @@ impl Window {
             self.cursor += 1;
         }
         None
+    }
+
+    /// Sets those of its chunks aside that an earlier run may have stored. Which, and how each is
+    /// proved.
+    pub(super) fn hold(&mut self, held: &[ChunkRange], hash: HashKind) -> Vec<(ChunkIndex, Proof)> {
+        let is_held = |chunk: u64| {
+            let at = held.partition_point(|range| range.end <= chunk);
+            held.get(at).is_some_and(|range| range.start <= chunk)
+        };
+        let count = u32::try_from(self.chunks.len()).unwrap_or(u32::MAX);
+        let candidates = (0..count).filter(|&index| {
+            self.chunks[index as usize].state == ChunkState::Waiting
+                && is_held(self.chunk_index(index).0)
+                && (hash != HashKind::Sha256 || self.is_provable(index))
+        });
+        let candidates: Vec<u32> = candidates.collect();
+        self.proving = !candidates.is_empty();
+        candidates
+            .into_iter()
+            .map(|index| {
+                self.chunks[index as usize].state = ChunkState::Held;
+                (self.chunk_index(index), self.proof(index, hash))
+            })
+            .collect()
+    }
+
+    /// A chunk that was set aside is there, with this value. Whether it counts: not if the sender
+    /// told another.
+    pub(super) fn keep(&mut self, index: u32, value: [u8; 32]) -> bool {
+        let chunk = &mut self.chunks[index as usize];
+        let kept = chunk.state == ChunkState::Held && (!chunk.told || chunk.value == value);
+        if kept {
+            (chunk.state, chunk.value) = (ChunkState::Kept, value);
+            self.left -= 1;
+        }
+        kept
+    }
+
+    /// It has been looked at all that was set aside: what was not kept is fetched.
+    pub(super) fn proved(&mut self) {
+        self.proving = false;
+        for chunk in &mut self.chunks {
+            if chunk.state == ChunkState::Held {
+                chunk.state = ChunkState::Waiting;
+            }
+        }
     }
 
     /// SHA-256: whether the states around the chunk are known.
@@ -406,7 +464,10 @@ impl Window {
             }
             _ if hash == HashKind::None => Step::Contradiction,
             ChunkState::Waiting => Step::Ready,
-            ChunkState::InFlight | ChunkState::Done => Step::Wait,
+            ChunkState::Kept if own != value => Step::Changed,
+            ChunkState::InFlight | ChunkState::Held | ChunkState::Kept | ChunkState::Done => {
+                Step::Wait
+            }
         }
     }
 }

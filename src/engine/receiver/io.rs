@@ -69,8 +69,19 @@ pub enum Input {
     Prepared {
         /// From the output.
         entry: EntryId,
-        /// Whether chunks can be written.
-        result: Result<(), Fault>,
+        /// Whether chunks can be written; then which of them an earlier run may have written already,
+        /// ascending and disjoint. They are proved where they lie before they count.
+        result: Result<Vec<ChunkRange>, Fault>,
+    },
+    /// Answer to [`Output::Prove`].
+    Proved {
+        /// From the output.
+        entry: EntryId,
+        /// From the output.
+        region: RegionId,
+        /// Those that are what the earlier run had proved, with their values; the others are fetched.
+        /// Or why the file can't be used.
+        result: Result<Vec<(ChunkIndex, [u8; 32])>, Fault>,
     },
     /// Answer to [`Output::Allocate`].
     Allocated {
@@ -171,9 +182,9 @@ pub enum PackResult {
     Failed(Fault),
 }
 
-/// What the driver is to do. Jobs (Place, Prepare, Allocate, StorePack, Publish, Link, Settled) are
-/// answered by their input. Jobs of one entry never overlap, but for one Allocate per region; Place
-/// jobs do, and are to be done in order. Several Publish or Link of one round of polling may be done
+/// What the driver is to do. Jobs (Place, Prepare, Allocate, Prove, StorePack, Publish, Link, Settled)
+/// are answered by their input. Jobs of one entry never overlap, but for one Allocate and one Prove per
+/// region; Place jobs do, and are to be done in order. Several Publish or Link of one round of polling may be done
 /// together.
 #[derive(Clone, Debug)]
 pub enum Output {
@@ -203,6 +214,16 @@ pub enum Output {
         region: RegionId,
         /// Absolute in the file, ascending and disjoint.
         ranges: Arc<[ByteRange]>,
+    },
+    /// Look whether these chunks are there already, as storage said they may be, and make zeros of
+    /// those that are not. Always after a good Prepared.
+    Prove {
+        /// The file.
+        entry: EntryId,
+        /// Comes back in [`Input::Proved`].
+        region: RegionId,
+        /// Ascending, each with how it is hashed.
+        chunks: Vec<(ChunkIndex, Proof)>,
     },
     /// Read a chunk, hash it and write it to the prepared file.
     Fetch(Fetch),

@@ -163,6 +163,11 @@ impl Receiver {
                 region,
                 result,
             } => self.allocated(entry, region, result),
+            Input::Proved {
+                entry,
+                region,
+                result,
+            } => self.proved(entry, region, result),
             Input::Landed { token, result } => self.landed(token, result),
             Input::PackStored { region, results } => self.pack_stored(region, results),
             Input::Published { entry, result } => self.published(entry, result),

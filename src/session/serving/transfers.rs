@@ -85,6 +85,7 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
                 unchanged = ledger.unchanged,
                 failed = ledger.failed,
                 bytes = ledger.bytes,
+                resumed = ledger.carried.resumed,
                 "transfer ended"
             );
             if let Some(fault) = fault.filter(|_| !told) {
@@ -153,6 +154,7 @@ async fn receive(
         placement,
         overwrite,
         sync,
+        resume,
     } = open.direction.clone()
     else {
         return Err(Fault::new(
@@ -190,6 +192,7 @@ async fn receive(
             end_when_full: true,
             ..ReceiverOptions::new(open.hash, open.chunk)
         },
+        resume,
         watch: watch(roots),
     };
     Ok(run.run().await)

@@ -15,12 +15,14 @@ use rustix::io::Errno;
 
 use super::directory::{Handle, Parent};
 use super::part::PartFile;
-use super::{Job, Results, Sink, State, not_wanted};
+use super::{Identity, Job, Results, Sink, State, not_wanted};
 use crate::ids::EntryId;
 use crate::manifest::Name;
 use crate::storage::error::StorageError;
 use crate::storage::file::SinkFile;
+use crate::storage::part_name::stem_of;
 use crate::sys::writeback::start_writeback;
+use crate::wire::message::RemarkKind;
 use crate::wire::{Fault, FaultCode};
 
 /// A complete file under its hidden name.
@@ -78,6 +80,21 @@ impl Sink {
     /// `Busy` while another transfer writes the same name; `Denied` when something that is not ours
     /// stands in the part file's place; what the file system says.
     pub fn prepare(&self, entry: EntryId, file_len: u64) -> Result<Arc<dyn SinkFile>, Fault> {
+        Ok(self.prepare_as(entry, file_len, None)?)
+    }
+
+    /// The same with what the file will be of: then it goes on with what an interrupted run left of
+    /// exactly that, and can be gone on with itself. The version and the rest are the granted ones;
+    /// the destination's name is known here.
+    ///
+    /// # Errors
+    /// As for [`Self::prepare`].
+    pub(crate) fn prepare_as(
+        &self,
+        entry: EntryId,
+        file_len: u64,
+        identity: Option<&dyn Fn(u64) -> Identity>,
+    ) -> Result<Arc<PartFile>, Fault> {
         self.check_running()?;
         let (job, state) = self.take_for_job(entry)?;
         if !matches!(state, State::Wanted) {
@@ -86,13 +103,19 @@ impl Sink {
         }
         let exact = self.rules.exact_mode(job.metadata.mode, job.existing_mode);
         let natural = exact.is_none().then_some(job.metadata.mode);
+        let identity = identity.map(|of| of(stem_of(&job.name)));
         let made = self
             .handle(&job.parent, job.name.as_bytes())
-            .and_then(|directory| Ok(PartFile::create(directory, &job.name, file_len, natural)?))
-            .map(|part| part.counted(self.descriptors.hold()));
+            .and_then(|directory| {
+                let made = PartFile::create(directory, &job.name, file_len, natural, identity)?;
+                Ok(made)
+            });
         match made {
-            Ok(part) => {
-                let part = Arc::new(part);
+            Ok(made) => {
+                if made.changed {
+                    self.notes.of(entry).add(RemarkKind::BegunAnew);
+                }
+                let part = Arc::new(made.part.counted(self.descriptors.hold()));
                 self.give_back(entry, State::Open(part.clone()));
                 Ok(part)
             }
@@ -217,6 +240,10 @@ impl Sink {
     }
 
     fn give_up(&self, staged: &Staged, result: Result<(), Fault>, results: &mut Results) {
+        // What was complete and only not published any more is not to be fetched again.
+        if let (StagedFile::Part(part), Err(_)) = (&staged.file, self.check_running()) {
+            part.keep();
+        }
         staged.discard();
         self.give_back(staged.entry, State::Done);
         results.push((staged.entry, result));

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use rustix::fs::{Mode, fchmod, fsync, futimens};
 
-use super::Sink;
 use super::apply::{OWNER_ALL, times};
 use super::compare::is_same_time;
 use super::directory::{Directory, Handle, Parent};
+use super::{Sink, State};
 use crate::ids::EntryId;
 use crate::storage::error::StorageError;
 use crate::storage::status::Status;
@@ -41,7 +41,12 @@ impl Sink {
                 dropped.push(pending.state);
             }
         }
-        drop(dropped);
+        for state in dropped {
+            // Lanes and workers may hold it for a moment longer.
+            if let State::Open(part) = state {
+                part.remove();
+            }
+        }
         self.finish(ready)
     }
 

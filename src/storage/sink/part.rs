@@ -3,7 +3,8 @@
 //! In: a held directory and the final name. Out: an open, locked file that only this run writes,
 //! with its way around the page cache where that pays. The one rule for removal: a name is
 //! unlinked only while it still is the inode that was made here, or was proved to be a leftover of
-//! ours. Nothing here knows metadata, entries or when a file is complete.
+//! ours. One that takes long has a journal, and both stay if the run is interrupted. Nothing here
+//! knows metadata, entries or when a file is complete.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,19 +13,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, FallocateFlags, Mode, OFlags, StatxFlags, fallocate, fchmod, fstatvfs, ftruncate,
-    openat, statx, unlinkat,
+    AtFlags, FallocateFlags, Mode, OFlags, StatxFlags, fallocate, fchmod, fdatasync, fstatvfs,
+    ftruncate, openat, statx, unlinkat,
 };
-use rustix::io::{Errno, pwrite};
+use rustix::io::{Errno, pread, pwrite};
 
 use super::directory::Handle;
+use super::journal::{Claims, Identity, Record};
 use super::media::Media;
+use super::resume::{self, Found, Journal, Taken};
 use crate::manifest::Name;
 use crate::storage::descriptors::Hold;
 use crate::storage::error::{ShownPath, StorageError};
 use crate::storage::file::{DirectIo, SinkFile};
 use crate::storage::leftover::{Leftover, Lock, lock, remove_if_stale};
-use crate::storage::part_name::{part_name, stem_of};
+use crate::storage::part_name::{journal_name, part_name, stem_of};
 use crate::storage::status::Status;
 use crate::units::ByteRange;
 use crate::wire::FaultCode;
@@ -57,10 +60,33 @@ pub(crate) struct PartFile {
     _counted: Option<Hold>,
     /// Whether the hidden name still has to be removed.
     named: AtomicBool,
+    /// What an earlier run says that it has written of it.
+    claims: Claims,
+    /// Where that is recorded, for runs to come.
+    recording: Mutex<Recording>,
+}
+
+/// How far the journal of a part file is.
+#[derive(Debug)]
+enum Recording {
+    /// There is none, and there won't be one.
+    Off,
+    /// It is made with the first record.
+    Wanted(Identity),
+    On(Journal),
+}
+
+/// A part file that was made, or taken over.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub(crate) part: PartFile,
+    /// What an earlier run had left is of an earlier state of the source, and was dropped.
+    pub(crate) changed: bool,
 }
 
 impl PartFile {
-    /// Makes the part file of `name` with `len` bytes, all holes, for its owner only.
+    /// Makes the part file of `name` with `len` bytes, all holes, for its owner only. With `identity`
+    /// it goes on with what an interrupted run left of exactly that, and records what is written.
     ///
     /// With `natural` it tells as [`Self::natural_mode`] what the kernel makes of that mode here,
     /// by umask or an inherited access list; for that the file, still empty, has it for a moment.
@@ -69,7 +95,8 @@ impl PartFile {
         name: &Name,
         len: u64,
         natural: Option<u32>,
-    ) -> Result<Self, StorageError> {
+        identity: Option<Identity>,
+    ) -> Result<Made, StorageError> {
         let shown = directory.shown(name);
         let part = part_name(stem_of(name));
         let private = Mode::RUSR | Mode::WUSR;
@@ -78,10 +105,20 @@ impl PartFile {
             let shown = &shown;
             move |errno: Errno| StorageError::new(op, shown.as_slice(), errno)
         };
+        let identity = identity.filter(|identity| resume::is_worth_it(identity.len));
+        let mut changed = false;
         for _ in 0..RACES_MAX {
             let file = match create_new(&directory, &part, mode) {
                 Err(Errno::EXIST) => {
-                    remove_leftover(&directory, &part, &shown)?;
+                    match identity.map(|of| resume::take(&directory, &part, &of, natural)) {
+                        Some(Taken::Found(found)) => {
+                            let part = Self::taken_over(directory, part, len, *found);
+                            return Ok(Made { part, changed });
+                        }
+                        Some(Taken::Changed) => changed = true,
+                        Some(Taken::Nothing) | None => {}
+                    }
+                    remove_leftover(&directory, name, &part, &shown)?;
                     continue;
                 }
                 answer => answer.map_err(failed("create a part file for"))?,
@@ -98,6 +135,8 @@ impl PartFile {
                 writing: Mutex::new(()),
                 _counted: None,
                 named: AtomicBool::new(true),
+                claims: Claims::default(),
+                recording: Mutex::new(identity.map_or(Recording::Off, Recording::Wanted)),
             };
             // Somebody may take it for a leftover in the moment before it is locked.
             let locked = lock(&new.file).map_err(failed("lock the part file of"))?;
@@ -107,11 +146,113 @@ impl PartFile {
             if natural.is_some() {
                 fchmod(&new.file, private).map_err(failed("set the mode of"))?;
             }
+            if let Some(of) = identity {
+                // Of another part file that is gone. What can't be removed is proved or not used.
+                let _ = remove_if_stale(&*directory, &journal_name(of.stem));
+            }
             ftruncate(&new.file, len).map_err(failed("set the length of"))?;
             new.direct = new.open_direct();
-            return Ok(new);
+            return Ok(Made { part: new, changed });
         }
         Err(busy(&shown))
+    }
+
+    fn taken_over(directory: Arc<Handle>, name: Name, len: u64, found: Found) -> Self {
+        let mut part = Self {
+            directory,
+            name,
+            file: found.file,
+            direct: None,
+            len,
+            inode: (found.status.device, found.status.inode),
+            natural_mode: found.natural_mode,
+            writing: Mutex::new(()),
+            _counted: None,
+            named: AtomicBool::new(true),
+            claims: found.claims,
+            recording: Mutex::new(Recording::On(found.journal)),
+        };
+        part.direct = part.open_direct();
+        part
+    }
+
+    /// What an earlier run says that it has written. Nothing of it is proved.
+    pub(crate) fn claims(&self) -> &Claims {
+        &self.claims
+    }
+
+    /// Whether records of it are of any use.
+    pub(crate) fn is_recorded(&self) -> bool {
+        !matches!(*self.recording(), Recording::Off)
+    }
+
+    /// Whether anything has been recorded of it.
+    pub(crate) fn has_journal(&self) -> bool {
+        matches!(*self.recording(), Recording::On(_))
+    }
+
+    /// Records that these chunks are written and proved; with `sync` once they are on the disk.
+    /// Whatever fails ends the recording: the file itself is none the worse.
+    pub(crate) fn record(&self, records: &[Record], sync: bool) {
+        let mut recording = self.recording();
+        if matches!(*recording, Recording::Off) || records.is_empty() {
+            return;
+        }
+        if sync && self.directory.media.can_sync() && fdatasync(&self.file).is_err() {
+            *recording = Recording::Off;
+            return;
+        }
+        if let Recording::Wanted(identity) = &*recording {
+            *recording = match Journal::create(&self.directory, identity) {
+                Ok(Some(journal)) => Recording::On(journal),
+                Ok(None) | Err(_) => Recording::Off,
+            };
+        }
+        if let Recording::On(journal) = &mut *recording
+            && journal.append(records).is_err()
+        {
+            journal.remove(&self.directory);
+            *recording = Recording::Off;
+        }
+    }
+
+    /// The run is interrupted: the file stays for one that goes on, if there is a journal of it.
+    pub(crate) fn keep(&self) {
+        if self.has_journal() {
+            self.named.store(false, Ordering::Release);
+        }
+    }
+
+    /// Makes a range zeros: what an earlier run wrote there is not what belongs there.
+    pub(crate) fn clear(&self, range: ByteRange) -> io::Result<()> {
+        Ok(resume::clear(&self.file, range)?)
+    }
+
+    /// Reads what is there, from `offset` on; less than `buffer` holds only at the end of the file.
+    pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match pread(&self.file, &mut buffer[filled..], offset + filled as u64) {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(filled)
+    }
+
+    fn recording(&self) -> std::sync::MutexGuard<'_, Recording> {
+        self.recording
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remove_journal(&self) {
+        let recording = std::mem::replace(&mut *self.recording(), Recording::Off);
+        if let Recording::On(journal) = recording {
+            journal.remove(&self.directory);
+        }
     }
 
     /// The same, its descriptor counted.
@@ -140,15 +281,17 @@ impl PartFile {
     /// The hidden name is gone: it was renamed.
     pub(crate) fn renamed(&self) {
         self.named.store(false, Ordering::Release);
+        self.remove_journal();
     }
 
     /// Removes the hidden name, if it still is this file.
     pub(crate) fn remove(&self) {
-        if self.named.swap(false, Ordering::AcqRel)
-            && is_still(&self.directory, &self.name, self.inode)
-        {
-            // Nobody is left to be told; `rdcp clean` finds what stays.
-            let _ = unlinkat(&self.directory, self.name.as_bytes(), AtFlags::empty());
+        if self.named.swap(false, Ordering::AcqRel) {
+            if is_still(&self.directory, &self.name, self.inode) {
+                // Nobody is left to be told; the next run that writes here sweeps what stays.
+                let _ = unlinkat(&self.directory, self.name.as_bytes(), AtFlags::empty());
+            }
+            self.remove_journal();
         }
     }
 
@@ -254,11 +397,21 @@ fn is_still(directory: &Handle, name: &Name, inode: (u64, u64)) -> bool {
 }
 
 /// Removes a part file that an earlier run of ours left, and nothing else. `Ok` says to try again.
-fn remove_leftover(directory: &Handle, part: &Name, shown: &[u8]) -> Result<(), StorageError> {
+fn remove_leftover(
+    directory: &Handle,
+    name: &Name,
+    part: &Name,
+    shown: &[u8],
+) -> Result<(), StorageError> {
     let judged = remove_if_stale(directory, part)
         .map_err(|errno| StorageError::new("take over the part file of", shown, errno))?;
     match judged {
-        Leftover::Gone | Leftover::Stale(..) => Ok(()),
+        Leftover::Gone => Ok(()),
+        Leftover::Stale(..) => {
+            // Without its part file it is of no use to anybody. What stays is proved or swept.
+            let _ = remove_if_stale(directory, &journal_name(stem_of(name)));
+            Ok(())
+        }
         Leftover::Busy => {
             // By another writer, or for a moment by somebody who looks whether it is a leftover.
             std::thread::sleep(BUSY_PAUSE);

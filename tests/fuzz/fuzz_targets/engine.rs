@@ -90,6 +90,7 @@ fn take_orders(machine: &mut Receiver, jobs: &mut Vec<Out>) -> bool {
             | Out::Fetch(_)
             | Out::FetchPack { .. }
             | Out::StorePack { .. }
+            | Out::Prove { .. }
             | Out::Publish { .. }
             | Out::Link { .. }
             | Out::Settled(_) => jobs.push(output),
@@ -111,7 +112,18 @@ fn answer(job: Out, draw: &mut Draw<'_>) -> In {
             });
             In::Placed { page, entries: entries.collect(), directories: Vec::new() }
         }
-        Out::Prepare { entry, .. } => In::Prepared { entry, result: done(well) },
+        Out::Prepare { entry, .. } => {
+            let held = match draw.below(3) {
+                0 => vec![ChunkRange { start: 0, end: 5 }, ChunkRange { start: 6, end: 90 }],
+                _ => Vec::new(),
+            };
+            In::Prepared { entry, result: done(well).map(|()| held) }
+        }
+        Out::Prove { entry, region, chunks } => {
+            let right = chunks.iter().filter(|_| draw.below(2) == 0);
+            let right = right.map(|(chunk, _)| (*chunk, [7; 32])).collect();
+            In::Proved { entry, region, result: done(well).map(|()| right) }
+        }
         Out::Allocate { entry, region, .. } => {
             In::Allocated { entry, region, result: done(well) }
         }

@@ -247,6 +247,7 @@ pub(super) struct Totals {
     pub(super) warnings: u64,
     pub(super) bytes: u64,
     pub(super) bytes_moved: u64,
+    pub(super) bytes_resumed: u64,
     pub(super) seconds: f64,
     pub(super) data_ms: Option<f64>,
 }

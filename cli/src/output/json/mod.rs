@@ -176,6 +176,7 @@ impl Json {
             warnings: summary.warnings,
             bytes: summary.bytes,
             bytes_moved: summary.bytes_moved,
+            bytes_resumed: summary.bytes_resumed,
             seconds: summary.elapsed.as_secs_f64(),
             data_ms: summary.data_elapsed.map(|data| data.as_secs_f64() * 1e3),
         });
