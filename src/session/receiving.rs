@@ -5,6 +5,9 @@
 //! under their names, events. It decides nothing about chunks, only who does what on which thread:
 //! blocking calls run on the workers, data moves on the lanes, the rest is this task.
 
+mod packs;
+mod recording;
+
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,23 +15,20 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
+use self::packs::store_pack;
 use super::exposing::RENEWAL_PAUSE;
 use super::peer::{Inbound, Seat};
 use super::remarks::Remarks;
-use super::resuming::{
-    RECORDING_BYTES, RECORDING_PAUSE, Records, clear_holes, hash_plan, prove_held,
-};
+use super::resuming::{RECORDING_BYTES, RECORDING_PAUSE, Records, clear_holes, hash_plan};
 use super::watch::{Attention, Ended, Watch};
-use crate::engine::receiver::{
-    FetchFailure, Input, Output, PackFile, PackResult, Proof, ReceiverOptions,
-};
+use crate::engine::receiver::{FetchFailure, Input, Output, PackFile, PackResult, ReceiverOptions};
 use crate::engine::{self, Event, FetchToken, LaneId, Receiver};
 use crate::ids::{EntryId, RegionId};
-use crate::integrity::{self, HashPlan, RootBuilder};
+use crate::integrity::{HashPlan, RootBuilder};
 use crate::lane::{Fetch, FetchError, LaneEvent, Store};
 use crate::manifest::{Item, Version};
 use crate::memory::Slot;
-use crate::storage::sink::{self, Identity, PartFile, Placed, PlacedPage, Sink};
+use crate::storage::sink::{Identity, PartFile, Placed, PlacedPage, Sink};
 use crate::storage::{SinkFile, StorageError};
 use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
 use crate::wire::message::{HashKind, Outcome, Remark, Wanted};
@@ -511,30 +511,6 @@ impl Driver {
         self.job(move || Done::Placed(page, sink.place(items)));
     }
 
-    /// These entries are done with. What the run was interrupted at stays, with its records.
-    fn settled(&mut self, entries: Vec<EntryId>) {
-        let mut interrupted = Vec::new();
-        for entry in &entries {
-            if let Some(file) = self.files.remove(entry)
-                && self.engine.is_ending()
-                && let Some(part) = file.sink
-            {
-                interrupted.push((*entry, part, file.records));
-            }
-        }
-        let sink = Arc::clone(&self.sink);
-        let sync = self.sink.syncs();
-        self.job(move || {
-            let mut kept = Vec::with_capacity(interrupted.len());
-            for (entry, part, records) in interrupted {
-                records.finish(&part, sync);
-                kept.push(entry);
-            }
-            sink.keep(&kept);
-            Done::Input(Input::DirectoriesSettled(sink.settled(&entries)))
-        });
-    }
-
     fn prepare(&mut self, entry: EntryId, file_len: u64, version: Version) {
         let root = (self.hash == HashKind::Blake3).then(|| RootBuilder::new(self.chunk, file_len));
         let file = File {
@@ -560,55 +536,6 @@ impl Driver {
             };
             let identity: Option<&dyn Fn(u64) -> Identity> = resumes.then_some(&identity);
             Done::Prepared(entry, sink.prepare_as(entry, file_len, identity))
-        });
-    }
-
-    /// Looks which chunks of an earlier run are still what it had proved.
-    fn prove(&mut self, entry: EntryId, region: RegionId, chunks: Vec<(ChunkIndex, Proof)>) {
-        let file = self.files.get(&entry);
-        let part = file.and_then(|file| file.sink.clone().map(|part| (part, file.len)));
-        let size = self.chunk;
-        let path = self.watch.path(entry);
-        self.job(move || {
-            let result = match part {
-                Some((part, len)) => {
-                    prove_held(&part, len, size, &chunks).map_err(|error| write_fault(&path, error))
-                }
-                None => Err(Fault::new(FaultCode::Internal, "no part file is open")),
-            };
-            Done::Input(Input::Proved {
-                entry,
-                region,
-                result,
-            })
-        });
-    }
-
-    fn has_unrecorded(&self) -> bool {
-        self.files.values().any(|file| file.records.are_waiting())
-    }
-
-    /// Gives the journals what has waited for long enough.
-    fn record_all(&mut self) {
-        let waiting = self.files.iter_mut();
-        let due = waiting.filter_map(|(entry, file)| file.records.is_overdue().then_some(*entry));
-        for entry in due.collect::<Vec<_>>() {
-            self.record(entry);
-        }
-    }
-
-    fn record(&mut self, entry: EntryId) {
-        let Some(file) = self.files.get_mut(&entry) else {
-            return;
-        };
-        let Some(part) = file.sink.clone() else {
-            return;
-        };
-        let records = file.records.take();
-        let sync = self.sink.syncs();
-        self.job(move || {
-            part.record(&records, sync);
-            Done::Recorded(entry)
         });
     }
 
@@ -765,76 +692,6 @@ impl File {
         }
         root.finish()
     }
-}
-
-/// Proves the files of a pack and stores those that are right.
-fn store_pack(
-    sink: &Sink,
-    pack: &[u8],
-    hash: HashKind,
-    chunk: ChunkSize,
-    files: &[PackFile],
-    digests: &[[u8; 32]],
-) -> Vec<(EntryId, PackResult)> {
-    let mut results = Vec::with_capacity(files.len());
-    let mut right = Vec::with_capacity(files.len());
-    let mut values = Vec::with_capacity(files.len());
-    for file in files {
-        let Some(bytes) = slice(pack, file.offset, file.len) else {
-            let fault = Fault::new(FaultCode::Protocol, "a file lies outside its pack");
-            results.push((file.entry, PackResult::Failed(fault)));
-            continue;
-        };
-        let expected = digests.get(file.digests.clone()).unwrap_or(&[]);
-        let Some(digest) = prove(bytes, hash, chunk, expected) else {
-            results.push((file.entry, PackResult::Mismatch));
-            continue;
-        };
-        right.push(sink::PackFile {
-            id: file.entry,
-            bytes,
-        });
-        values.push(digest);
-    }
-    let stored = sink.store_pack(&right);
-    for ((entry, result), digest) in stored.into_iter().zip(values) {
-        let result = match result {
-            Ok(()) => PackResult::Stored { digest },
-            Err(fault) => PackResult::Failed(fault),
-        };
-        results.push((entry, result));
-    }
-    results
-}
-
-fn slice(bytes: &[u8], offset: u64, len: u64) -> Option<&[u8]> {
-    let start = usize::try_from(offset).ok()?;
-    let end = start.checked_add(usize::try_from(len).ok()?)?;
-    bytes.get(start..end)
-}
-
-/// Whether a small file's bytes match the proofs of its chunks: `None` if not, else its digest if
-/// there is a hash.
-#[allow(clippy::option_option)]
-fn prove(
-    bytes: &[u8],
-    hash: HashKind,
-    chunk_size: ChunkSize,
-    expected: &[[u8; 32]],
-) -> Option<Option<[u8; 32]>> {
-    if hash == HashKind::None {
-        return Some(None);
-    }
-    let mut proofs = Vec::with_capacity(expected.len());
-    integrity::proofs(hash, chunk_size, bytes, |_, value| proofs.push(value));
-    if proofs != expected {
-        return None;
-    }
-    let digest = match (hash, proofs.as_slice()) {
-        (HashKind::Blake3, [_, _, ..]) => integrity::digest(hash, bytes),
-        (_, proofs) => proofs.last().copied(),
-    };
-    Some(digest)
 }
 
 /// What the engine needs to know of a placed entry.

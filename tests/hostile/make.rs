@@ -56,6 +56,7 @@ pub(crate) fn push(to: &str) -> Message {
             },
             overwrite: Overwrite::IfDifferent,
             sync: false,
+            resume: true,
         },
         hash: HashKind::Blake3,
         chunk: ChunkSize::DEFAULT,
