@@ -370,6 +370,8 @@ async fn watching(
         events: Some(start.events),
         cancel: start.cancel,
         stall_timeout: options.stall_timeout,
+        // How long to wait is decided here, whatever the server says.
+        renewals_count: false,
     });
     (
         watch,

@@ -191,6 +191,9 @@ impl Driver {
         if let Inbound::Message(message) = &inbound {
             self.exposing.heard();
             if is_renewal(message) {
+                if self.exposing.has_granted() {
+                    self.watch.renewed();
+                }
                 return;
             }
         }
@@ -487,7 +490,7 @@ impl Jobs {
     }
 }
 
-/// Whether a message only says that the receiver is still there: no progress of the run.
+/// Whether a message only says that the receiver is still there, and goes on holding what it has.
 fn is_renewal(message: &Message) -> bool {
     matches!(
         message,

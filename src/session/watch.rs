@@ -46,6 +46,7 @@ pub(crate) struct Watch {
     told: Instant,
     cancel: watch::Receiver<Option<Fault>>,
     stall_timeout: Duration,
+    renewals_count: bool,
     moved: Instant,
     ending: Option<Instant>,
     connections_dropped: bool,
@@ -109,6 +110,8 @@ pub(crate) struct WatchOptions {
     /// Becomes `Some` when the owner wants the run to end.
     pub(crate) cancel: watch::Receiver<Option<Fault>>,
     pub(crate) stall_timeout: Duration,
+    /// That the peer renews its leases counts as if something moved: how long to wait is its decision.
+    pub(crate) renewals_count: bool,
 }
 
 impl Watch {
@@ -125,6 +128,7 @@ impl Watch {
             told: now,
             cancel: options.cancel,
             stall_timeout: options.stall_timeout,
+            renewals_count: options.renewals_count,
             moved: now,
             ending: None,
             connections_dropped: false,
@@ -135,6 +139,13 @@ impl Watch {
     /// Something moved: the stall clock starts again.
     pub(crate) fn progressed(&mut self) {
         self.moved = Instant::now();
+    }
+
+    /// The peer said that it goes on holding what it was granted.
+    pub(crate) fn renewed(&mut self) {
+        if self.renewals_count {
+            self.progressed();
+        }
     }
 
     /// A READ is posted.
@@ -429,5 +440,52 @@ async fn wait_for(cancel: &mut watch::Receiver<Option<Fault>>) -> Fault {
     match fault {
         Some(fault) => fault,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(600);
+
+    /// How long a watch lets a run go on whose peer renews its leases for twice as long as a run may
+    /// stand still, and then falls silent.
+    async fn lasts(renewals_count: bool) -> Duration {
+        let (_owner, cancel) = watch::channel(None);
+        let began = Instant::now();
+        let mut watch = Watch::new(WatchOptions {
+            transfer: TransferId::random(),
+            roots: Vec::new(),
+            locations: None,
+            shared: Arc::default(),
+            events: None,
+            cancel,
+            stall_timeout: STALL,
+            renewals_count,
+        });
+        let pause = Duration::from_secs(8);
+        loop {
+            let attention = tokio::time::timeout(pause, watch.attention()).await;
+            match attention {
+                Ok(Attention::Cancel(fault)) => {
+                    assert_eq!(fault.code, FaultCode::TimedOut);
+                    return began.elapsed();
+                }
+                Ok(other) => panic!("{other:?}"),
+                Err(_) if began.elapsed() < 2 * STALL => watch.renewed(),
+                Err(_) => {}
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn leases_that_are_renewed_keep_a_run_whose_peer_decides_how_long() {
+        let kept = lasts(true).await;
+        assert!(
+            (3 * STALL - Duration::from_secs(8)..3 * STALL).contains(&kept),
+            "{kept:?}"
+        );
+        assert_eq!(lasts(false).await.as_secs(), STALL.as_secs());
     }
 }

@@ -4,7 +4,10 @@
 Each round has all of them, so that a host that is busy for a while is so for all:
 
   ib_read_bw, polled and by events   what the adapter brings, 1 MiB a READ: the ceiling
-  rdcp bench                         the same through rdcp's lanes
+  the same beside a writer           ib_read_bw by events while dd writes as many bytes to memory as the file
+                                     has: what is left of each where the processors do the adapter's work
+                                     too. The lower of the two is the ceiling of a copy to a file
+  rdcp bench                         the same as ib_read_bw through rdcp's lanes
   rdcp pull, --hash none and BLAKE3  a file in memory: the data phase, from the first READ posted to the
                                      last chunk stored, and the whole command
   rcopy                              librdmacm's copy over rsockets
@@ -106,17 +109,21 @@ def table(values, size_mib):
 
     ceiling = max(median["read_bw_polled"], median["read_bw_events"])
     to_ceiling = lambda value: ratio(value, ceiling)  # noqa: E731
+    copying = min(median["read_bw_beside_writes"], median["writes_beside_reads"])
+    to_both = lambda value: f"{to_ceiling(value)}  {ratio(value, copying)}"  # noqa: E731
     print(f"{'median of ' + str(len(values['read_bw_polled'])) + ' rounds':<36} "
-          f"{'':15}  {'lowest':>9} .. {'highest':<9} ratio to ib_read_bw's better")
+          f"{'':15}  {'lowest':>9} .. {'highest':<9} ratio to ib_read_bw's better, to reads and writes together")
     rate("ib_read_bw, polled", "read_bw_polled", to_ceiling)
     rate("ib_read_bw, events", "read_bw_events", to_ceiling)
+    rate("ib_read_bw, events, beside writes", "read_bw_beside_writes", to_both)
+    rate("writes beside ib_read_bw", "writes_beside_reads", to_both)
     rate("rdcp bench", "bench_bytes_per_s", to_ceiling)
-    rate("rdcp pull --hash none, data phase", "pull_none_data_ms", to_ceiling)
-    rate("rdcp pull --hash none, command", "pull_none_ms", to_ceiling)
-    rate("rdcp pull (BLAKE3), data phase", "pull_blake3_data_ms", to_ceiling)
-    rate("rdcp pull (BLAKE3), command", "pull_blake3_ms", to_ceiling)
-    rate("rcopy, command", "rcopy_ms", to_ceiling)
-    rate("dd from NFS over RDMA, command", "nfs_ms", to_ceiling)
+    rate("rdcp pull --hash none, data phase", "pull_none_data_ms", to_both)
+    rate("rdcp pull --hash none, command", "pull_none_ms", to_both)
+    rate("rdcp pull (BLAKE3), data phase", "pull_blake3_data_ms", to_both)
+    rate("rdcp pull (BLAKE3), command", "pull_blake3_ms", to_both)
+    rate("rcopy, command", "rcopy_ms", to_both)
+    rate("dd from NFS over RDMA, command", "nfs_ms", to_both)
     print("ratio to ib_read_lat")
     lat = median["read_lat_us"]
     for title, name in (

@@ -33,6 +33,24 @@ perftest() {
     figure "$perftest_name" "$(awk -v at="$perftest_column" '$1 ~ /^[0-9]+$/ && NF > 3 { value = $at } END { print value }' /run/lab/perftest)"
 }
 
+# The adapter and a writer at work at the same time, as both are in a pull: what each brings beside the
+# other, in MiB/s. The writer writes as much as the file has, over and over until the adapter is done.
+together() {
+    : >/run/lab/written
+    : >/run/lab/writing
+    while [ -e /run/lab/writing ]; do
+        written_begun=$(uptime_ms)
+        dd if=/dev/zero of=/bench/to/written bs=1M count="$mib" 2>/dev/null
+        echo $(($(uptime_ms) - written_begun)) >>/run/lab/written
+        rm -f /bench/to/written
+    done &
+    writer_pid=$!
+    perftest read_bw_beside_writes 4 ib_read_bw -s 1048576 -n "$mib" -e
+    rm /run/lab/writing
+    wait "$writer_pid"
+    figure writes_beside_reads "$(awk -v mib="$mib" '{ sum += $1 } END { print mib * 1000 * NR / sum }' /run/lab/written)"
+}
+
 # json FIELD: its number in the last line that has it.
 json() { sed -n "s/.*\"$1\":\([0-9.]*\).*/\1/p" /run/lab/json | tail -n 1; }
 
@@ -76,6 +94,7 @@ while [ "$round" -lt "$rounds" ]; do
     round=$((round + 1))
     perftest read_bw_polled 4 ib_read_bw -s 1048576 -n 150
     perftest read_bw_events 4 ib_read_bw -s 1048576 -n 150 -e
+    together
     rdcp bench --json --transport rdma --time "$bench_time" $server >/run/lab/json || fail "bench"
     figure bench_bytes_per_s "$(json bytes_per_second)"
     figure bench_read_p50_us "$(json read_p50_us)"

@@ -2,8 +2,9 @@
 //! tells how long they took; then ends the region's world in one of several ways, and wants errors.
 //!
 //! `held_reads SERVER:PORT EXPORT PATH LOCAL COUNT TRANSPORT [HOW COMMAND]`: a line of JSON on standard
-//! output. HOW is `kill`: COMMAND, a line for the shell, ends the server while the region is held; or
-//! `sleep`: nothing of the session runs for as long as a lease lasts, and COMMAND is run afterwards.
+//! output. HOW is `kill`: COMMAND, a line for the shell, ends the server while the region is held;
+//! `sleep`: nothing of the session runs for as long as a lease lasts, and COMMAND is run afterwards; or
+//! `long`: the region is held and read now and then for COMMAND seconds, and can be read all the time.
 //! Needs a running `rdcpd`; for RDMA also a device, so the lab runs it.
 
 use std::error::Error;
@@ -23,6 +24,8 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 const PIECE: usize = 4096;
 /// Longer than a server waits for a sign of life.
 const BEYOND_A_LEASE: Duration = Duration::from_secs(36);
+/// Between two reads of a region that is held for long.
+const NOW_AND_THEN: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args().skip(1).collect();
@@ -100,10 +103,19 @@ fn run(words: &[String]) -> Outcome<()> {
             }
             shell(command)?;
         }
-        _ => return Err("HOW is kill or sleep".into()),
+        [how, seconds] if how == "long" => {
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_secs(seconds.parse()?) {
+                std::thread::sleep(NOW_AND_THEN);
+                measure(&mut region, &mut buffer, &local, 1)?;
+            }
+            eprintln!("held and read for {} s", began.elapsed().as_secs());
+        }
+        _ => return Err("HOW is kill, sleep or long".into()),
     }
+    let ended = rest.first().is_some_and(|how| how != "long");
     let again = region.read_at(region.range().start, &mut buffer, PIECE);
-    if !rest.is_empty() && again.is_ok() {
+    if ended && again.is_ok() {
         return Err("a region that failed can be read again".into());
     }
     // In the order that is worst: what it is registered with goes first.
@@ -153,6 +165,9 @@ fn measure(
 ) -> Outcome<Vec<Duration>> {
     let range = region.range();
     let pieces = (range.end - range.start) / PIECE as u64;
+    // In memory, so that one read follows the other as soon as those of other tools do.
+    let mut all = vec![0; usize::try_from(range.end - range.start)?];
+    local.read_exact_at(&mut all, range.start)?;
     let mut times = Vec::new();
     for at in 0..count {
         // All over the range, and never the next one.
@@ -160,7 +175,10 @@ fn measure(
         let began = Instant::now();
         let got = region.read_at(offset, buffer, PIECE)?;
         times.push(began.elapsed());
-        compare(local, offset, &buffer[..got])?;
+        let at = usize::try_from(offset - range.start)?;
+        if all[at..].get(..got) != Some(&buffer[..got]) {
+            return Err(format!("other bytes at {offset}").into());
+        }
     }
     times.sort_unstable();
     Ok(times)

@@ -14,6 +14,7 @@ list whose combinations are all run:
                                          host, and so is not part of `./run test`
     clock    real, counted               (real); counted: processor times are numbers of instructions,
                                          alike on every host, and those may be judged; one machine only
+    limit_s  a number                    (300) seconds of the guest's clock after which it is ended
 
 A case passes if its script exits with 0 in all its machines. A lab that can't be used is a failure.
 """
@@ -31,15 +32,14 @@ from paths import HERE, LabError
 
 DEFAULTS = {
     "hosts": "1", "kernels": ",".join(kernels.SUITES), "libs": "with", "alone": "no",
-    "disks": "none", "nfs": "no", "clock": "real", "long": "no",
+    "disks": "none", "nfs": "no", "clock": "real", "long": "no", "limit_s": "300",
 }
 ALLOWED = {
     "hosts": {"1", "2"}, "kernels": set(kernels.SUITES), "libs": {"with", "without"},
     "alone": {"no", "yes"}, "disks": {"none", "ext4", "xfs", "ext4+xfs"}, "nfs": {"no", "yes"},
     "clock": {"real", "counted"}, "long": {"no", "yes"},
 }
-# Guards against what hangs, wide enough for a host that is busy with other things.
-CASE_LIMIT_S = 300
+# Guards against what hangs, as is each case's own, wide enough for a host that is busy with other things.
 BOOT_LIMIT_S = 300
 
 
@@ -106,7 +106,8 @@ def _header(path, line):
     told = dict(DEFAULTS)
     for word in line.split():
         key, _, value = word.partition("=")
-        if set(value.split(",")) - ALLOWED.get(key, set()):
+        understood = value.isdecimal() if key == "limit_s" else set(value.split(",")) <= ALLOWED.get(key, set())
+        if not understood:
             raise LabError(f"{path}: {word}: not understood")
         told[key] = value
     return told
@@ -114,15 +115,17 @@ def _header(path, line):
 
 def _boot(options, place, cases):
     """One boot with its cases, each a line of the table: whether each passed."""
+    limits = [max(int(told["limit_s"]) for told in _headers(case)) for case in cases]
     options = dataclasses.replace(
         options, kernel=place.kernel, rdma_libraries=place.libs == "with", nfs=place.nfs == "yes",
         counted=place.clock == "counted",
         disks=() if place.disks == "none" else tuple(place.disks.split("+")),
-        timeout_s=BOOT_LIMIT_S + CASE_LIMIT_S * len(cases),
+        timeout_s=BOOT_LIMIT_S + sum(limits),
     )
     scripts = {f"lab/cases/{case.name}": case.read_text() for case in cases}
     scripts["lab/run_cases"] = (HERE / "guest/run_cases").read_text()
-    command = f"exec sh /lab/run_cases {CASE_LIMIT_S} {' '.join(case.stem for case in cases)}\n"
+    told = " ".join(f"{case.stem} {limit_s}" for case, limit_s in zip(cases, limits))
+    command = f"exec sh /lab/run_cases {told}\n"
     names = ["a", "b"][: int(place.hosts)]
     machines = [vm.Machine(name, command, scripts) for name in names]
     heading = f"{place.kernel:6}  {place.hosts:5}  {place.libs:7}"

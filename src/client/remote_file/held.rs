@@ -51,8 +51,7 @@ const _: () = assert!(RENEWAL_PAUSE.as_secs() * 2 < LEASE_GOOD_FOR.as_secs());
 ///
 /// Each region has a connection of its own: over RDMA a queue pair that the calling thread posts READs
 /// on and polls, else a data connection by TCP that it waits on. It keeps its session and memory of the
-/// server's, so drop it when it is not needed. The server ends what nothing else moves in after ten
-/// minutes; reads fail then, and the range can be held again.
+/// server's for as long as it lives, so drop it when it is not needed.
 ///
 /// [`RemoteFile::read_at`]: crate::RemoteFile::read_at
 pub struct HeldRegion {

@@ -557,6 +557,11 @@ impl Exposing {
         self.heard = Instant::now();
     }
 
+    /// Whether the peer holds anything.
+    pub(super) fn has_granted(&self) -> bool {
+        self.held.values().any(|held| held.granted)
+    }
+
     /// Ends the leases of a peer that has said nothing for long. What adapters can read holds memory
     /// that others wait for; what only lanes read does not.
     pub(super) fn end_leases(&mut self, now: Instant) -> Vec<Input> {

@@ -22,8 +22,8 @@ use crate::storage::source::{Source, SourceSpec, WalkOptions};
 use crate::wire::message::{Direction, Open, Overwrite, RemotePath};
 use crate::wire::{Fault, FaultCode, Message};
 
-/// A transfer whose client lets nothing move for this long is ended; the client's own limit is
-/// shorter unless it was raised.
+/// A transfer whose client lets nothing move for this long, and does not even renew leases, is ended;
+/// the client's own limit is shorter unless it was raised.
 const STALL_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The server's half of one transfer.
@@ -52,6 +52,8 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
             events: None,
             cancel: cancel.clone(),
             stall_timeout: STALL_TIMEOUT,
+            // A client that reads what it holds moves nothing that shows here.
+            renewals_count: true,
         })
     };
     let peer = Arc::clone(&seat.peer);

@@ -19,8 +19,9 @@ use crate::memory::Slot;
 use crate::sys::verbs::{self, Batch, Finished, WorkError, WorkStatus};
 use crate::transport::{Host, LostReason, ReadRequest, Refusal, Turn};
 
-/// Completions taken at once.
-const COMPLETIONS_PER_POLL: usize = 16;
+/// Completions taken at once. What each brought is stored before the next look, so that more than one
+/// would make a turn of a lane longer than it may be, and leave the adapter without READs for as long.
+const COMPLETIONS_PER_POLL: usize = 1;
 
 /// One connected queue pair, either side of it.
 pub struct Connection {
@@ -37,7 +38,7 @@ impl Connection {
         Self {
             wire,
             queue: ReadQueue::new(depth),
-            batch: Batch::new(COMPLETIONS_PER_POLL.min(depth)),
+            batch: Batch::new(COMPLETIONS_PER_POLL),
             read_bytes,
             armed: false,
         }

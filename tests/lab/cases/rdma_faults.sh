@@ -7,11 +7,12 @@
 export_url=rdcp://10.0.0.1/data
 mkdir -p /tmp/export
 head -c 1048576 /dev/urandom >/tmp/random
-for part in $(seq 64); do
+# Large enough that a transfer is still under way when what is to happen happens.
+for part in $(seq 192); do
     # Shifted each time: no two chunks are equal.
     echo "part $part"
     cat /tmp/random
-done | head -c 67108864 >/tmp/export/large
+done | head -c 201326592 >/tmp/export/large
 rm /tmp/random
 
 serve() {
