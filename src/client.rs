@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use local::sum_local;
-pub use operations::Ping;
+pub use operations::{Ping, Status};
 pub use remote_file::RemoteFile;
 pub use transfer::{Canceller, Transfer};
 pub use transport::TransportReport;
@@ -169,6 +169,14 @@ impl Client {
     /// That the server can't be reached any more or does not answer in time.
     pub async fn ping(&self) -> Result<Ping, Error> {
         operations::ping(&self.session).await
+    }
+
+    /// Asks what the server does: its sessions, what runs in them, memory and counters.
+    ///
+    /// # Errors
+    /// That the server can't be reached any more, does not answer in time, or is of an older release.
+    pub async fn status(&self) -> Result<Status, Error> {
+        operations::status(&self.session).await
     }
 
     /// Makes the session's data connections if they are not there yet, and tells what they are and

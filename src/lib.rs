@@ -90,7 +90,7 @@ pub mod wire;
 pub mod workers;
 
 pub use client::{
-    Canceller, Client, Ping, PullSource, RemoteFile, Transfer, TransportReport, sum_local,
+    Canceller, Client, Ping, PullSource, RemoteFile, Status, Transfer, TransportReport, sum_local,
 };
 pub use error::{Error, ErrorKind};
 pub use ids::TransferId;

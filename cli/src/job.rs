@@ -68,6 +68,12 @@ pub(crate) enum Job {
         count: u16,
         connection: ConnectionArgs,
     },
+    /// Show what a server does.
+    Status {
+        host: String,
+        port: u16,
+        connection: ConnectionArgs,
+    },
     /// Find out what keeps this machine from RDMA.
     Doctor {
         host: Option<(String, u16)>,
@@ -197,6 +203,14 @@ impl Job {
                     connection: args.connection,
                 }
             }
+            Command::Status(args) => {
+                let (host, port) = Remote::parse_server(&args.host)?;
+                Self::Status {
+                    host,
+                    port,
+                    connection: args.connection,
+                }
+            }
             Command::Doctor(args) => Self::Doctor {
                 host: args.host.as_deref().map(Remote::parse_server).transpose()?,
                 paths: args.paths,
@@ -222,6 +236,7 @@ pub(crate) fn json_of(command: &Command) -> Option<JsonTo> {
         Command::Sum(args) => (args.output.json, false),
         Command::Verify(args) => (args.output.json, false),
         Command::Ping(args) => (args.output.json, false),
+        Command::Status(args) => (args.output.json, false),
         Command::Doctor(args) => (args.json, false),
         Command::Rm(args) => (args.output.json, false),
         Command::Mkdir(args) => (args.output.json, false),

@@ -21,7 +21,9 @@ pub mod host_key;
 pub mod known_hosts;
 pub mod tls;
 
+mod activity;
 mod admission;
+mod inspecting;
 pub(crate) mod machinery;
 mod names;
 mod operating;

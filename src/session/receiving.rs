@@ -90,6 +90,8 @@ struct Posted {
     /// What the engine knows it by.
     token: FetchToken,
     target: Target,
+    rail: u16,
+    bytes: u64,
 }
 
 /// What a fetch is for.
@@ -221,9 +223,15 @@ impl Driver {
         number: u64,
         result: Result<crate::lane::Landed, FetchError>,
     ) -> Option<Input> {
-        let Posted { token, target } = self.fetches.remove(&number)?;
+        let Posted {
+            token,
+            target,
+            rail,
+            bytes,
+        } = self.fetches.remove(&number)?;
         let result = match result {
             Ok(landed) => {
+                self.seat.peer.activity().traffic().received(rail, bytes);
                 if let (Target::Pack(region), Some(slot)) = (target, landed.slot) {
                     self.packs.insert(region, Arc::new(slot));
                 }
@@ -529,9 +537,15 @@ impl Driver {
     /// Gives a fetch, which bears the next number, to its lane.
     fn post(&mut self, token: FetchToken, target: Target, lane: LaneId, fetch: Fetch) {
         let number = self.next_fetch;
+        let posted = Posted {
+            token,
+            target,
+            rail: self.seat.peer.rail_of(lane),
+            bytes: fetch.len,
+        };
         if self.seat.fetch(lane, fetch) {
             self.next_fetch += 1;
-            self.fetches.insert(number, Posted { token, target });
+            self.fetches.insert(number, posted);
         } else {
             self.lost.push(token);
         }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
 
+use super::activity::Traffic;
 use super::admission::{self, Handshakes, Origin, Place};
 use super::control::{self, Greeted, Greeting, HANDSHAKE_DEADLINE, TlsReader};
 use super::data::{self, ConnectionKind, DATA_HANDSHAKE_DEADLINE, SessionKey};
@@ -36,8 +37,8 @@ use crate::storage::error::ShownPath;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, SourceSpec, WalkOptions};
 use crate::storage::{LastSymlink, Root};
-use crate::wire::level::LEVEL_RAILS;
-use crate::wire::message::{Direction, Open, RemotePath, TransportOffer};
+use crate::wire::level::{LEVEL_RAILS, LEVEL_STATUS};
+use crate::wire::message::{Direction, Open, RemotePath, Running, TransportOffer};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// A transfer whose client lets nothing move for this long is ended; the client's own limit is
@@ -82,15 +83,20 @@ pub(crate) struct Serving {
     sessions: Mutex<HashMap<SessionId, Entered>>,
     next_session: AtomicU64,
     draining: watch::Sender<bool>,
+    pub(super) begun: Instant,
+    /// Bytes of sessions that have ended.
+    pub(super) past: Traffic,
     /// Told whenever a transfer, an operation or a session ends.
     ended: Notify,
 }
 
 /// A session in the table. It has no peer until its client was welcomed.
-struct Entered {
+pub(super) struct Entered {
     key: SessionKey,
     origin: Origin,
-    peer: Option<Arc<Peer>>,
+    pub(super) peer: Option<Arc<Peer>>,
+    pub(super) from: SocketAddr,
+    pub(super) software: String,
 }
 
 impl Entered {
@@ -126,6 +132,8 @@ impl Serving {
             sessions: Mutex::default(),
             next_session: AtomicU64::new(1),
             draining: watch::Sender::new(false),
+            begun: Instant::now(),
+            past: Traffic::default(),
             ended: Notify::new(),
         })
     }
@@ -205,7 +213,7 @@ impl Serving {
             .and_then(|entered| entered.peer.clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Entered>> {
+    pub(super) fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Entered>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -425,9 +433,12 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     }
     tracing::info!(session = %id, %from, software = %software.escape_debug(), "session began");
     let pulse = Pulse::new();
-    let rails = (control.level >= LEVEL_RAILS).then_some(control.peer.ip());
+    let spoken = Spoken {
+        rails_from: (control.level >= LEVEL_RAILS).then_some(control.peer.ip()),
+        status: control.level >= LEVEL_STATUS,
+    };
     let fault = tokio::select! {
-        fault = read(&serving, control.reader, &peer, rails, &pulse) => fault,
+        fault = read(&serving, control.reader, &peer, spoken, &pulse) => fault,
         fault = pulse.beat(&peer) => fault,
         fault = peer.closed() => fault,
         fault = control.writer.failed() => fault,
@@ -463,6 +474,8 @@ fn enter(serving: &Serving, id: SessionId, greeted: &Greeted) -> Option<Fault> {
         key,
         origin,
         peer: None,
+        from: greeted.peer(),
+        software: greeted.hello().software.clone(),
     };
     sessions.insert(id, entered);
     drop(sessions);
@@ -522,18 +535,28 @@ struct Leaving<'a> {
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        self.serving.lock().remove(&self.id);
+        let entered = self.serving.lock().remove(&self.id);
+        if let Some(peer) = entered.and_then(|entered| entered.peer) {
+            self.serving.past.add(peer.activity().traffic());
+        }
         self.serving.ended.notify_waiters();
     }
 }
 
-/// Reads what the client says until the connection ends, and says why it did. `rails_from`: rails can
-/// be spoken of, by a client at this address.
+/// What can be spoken of at a session's level.
+struct Spoken {
+    /// Rails, by a client at this address.
+    rails_from: Option<IpAddr>,
+    /// The server's status.
+    status: bool,
+}
+
+/// Reads what the client says until the connection ends, and says why it did.
 async fn read(
     serving: &Arc<Serving>,
     mut reader: TlsReader,
     peer: &Arc<Peer>,
-    rails_from: Option<IpAddr>,
+    spoken: Spoken,
     pulse: &Pulse,
 ) -> Fault {
     // Made at the first offer: most sessions have none.
@@ -567,7 +590,7 @@ async fn read(
             | Message::RailDown { .. })
                 if transfer == TransferId::NONE =>
             {
-                let told = match rails_from {
+                let told = match spoken.rails_from {
                     Some(client) => rails
                         .get_or_insert_with(|| serving.rails(peer, client))
                         .hear(message),
@@ -580,6 +603,10 @@ async fn read(
                     peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
                     return fault;
                 }
+                Ok(())
+            }
+            Message::StatusQuery(query) if transfer == TransferId::NONE && spoken.status => {
+                peer.inform(|| serving.status(query, peer.id));
                 Ok(())
             }
             Message::Open(open) => begin(serving, peer, transfer).map(|seat| {
@@ -677,6 +704,14 @@ async fn transfer_task(serving: Arc<Serving>, seat: Seat, open: Open) {
     tracing::info!(
         %session, %transfer, direction, export, path, sources, hash = ?open.hash, "transfer began"
     );
+    let shared = Arc::default();
+    let kind = match &open.direction {
+        Direction::Pull(_) => Running::Pull,
+        Direction::Push { .. } => Running::Push,
+    };
+    let about = format!("{export}/{path}");
+    let activity = seat.peer.activity();
+    let _begun = activity.begin(transfer, kind, about, Arc::clone(&shared));
     // The owner is the client; it cancels by message.
     let (_cancel, cancel) = watch::channel(None);
     let watch = |roots| {
@@ -684,7 +719,7 @@ async fn transfer_task(serving: Arc<Serving>, seat: Seat, open: Open) {
             transfer,
             roots,
             locations: None,
-            shared: Arc::default(),
+            shared: Arc::clone(&shared),
             events: None,
             cancel: cancel.clone(),
             stall_timeout: STALL_TIMEOUT,

@@ -37,6 +37,10 @@ pub use crate::wire::rail::{
     RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady,
 };
 
+pub use crate::wire::status::{
+    Moved, Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, WayStatus,
+};
+
 /// A message with the transfer that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Envelope {
@@ -88,6 +92,10 @@ pub enum Message {
         /// Why.
         reason: String,
     },
+    /// Client: tell what you do. From level 3 on.
+    StatusQuery(StatusQuery),
+    /// Server: what it does, and some of its sessions.
+    StatusPage(StatusPage),
 
     /// Client: begin a transfer under the envelope's id.
     Open(Open),

@@ -28,6 +28,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::activity::Activity;
 use super::hashing::{PIECE_BYTES, blake3_value};
 use super::machinery::pack_pool;
 use super::sending::{Done, Jobs};
@@ -77,6 +78,7 @@ pub(crate) struct SessionMemory {
     own_slot: Mutex<Option<Pool>>,
     purse: OnceLock<Arc<Purse>>,
     rails: OnceLock<Arc<dyn RailMemory>>,
+    activity: Arc<Activity>,
 }
 
 /// One transfer's part.
@@ -199,15 +201,23 @@ impl ServingMemory {
     }
 }
 
+impl ServingMemory {
+    /// Bytes of files that are registered for all sessions beside a window of each, and the bound.
+    pub(crate) fn registered_bytes(&self) -> (u64, u64) {
+        self.budget.held()
+    }
+}
+
 impl SessionMemory {
     /// Of the session with this number, which no other has.
-    pub(crate) fn new(owner: Owner) -> Arc<Self> {
+    pub(crate) fn new(owner: Owner, activity: Arc<Activity>) -> Arc<Self> {
         Arc::new(Self {
             owner,
             own_pack: pack_pool(1),
             own_slot: Mutex::new(None),
             purse: OnceLock::new(),
             rails: OnceLock::new(),
+            activity,
         })
     }
 
@@ -215,6 +225,11 @@ impl SessionMemory {
     pub(crate) fn set_rails(&self, rails: Arc<dyn RailMemory>) {
         // A second call is a defect of ours, and harmless: the first rails stay.
         let _ = self.rails.set(rails);
+    }
+
+    /// Bytes of files that are registered for the session.
+    pub(crate) fn registered_bytes(&self) -> u64 {
+        self.purse.get().map_or(0, |purse| purse.held())
     }
 
     fn rails(&self) -> Option<&Arc<dyn RailMemory>> {
@@ -294,11 +309,12 @@ impl Exposing {
     pub(super) fn open(&self, entry: EntryId) {
         let source = Arc::clone(&self.source);
         let rails = self.session.rails().cloned();
+        let activity = Arc::clone(&self.session.activity);
         self.jobs.run(move || {
             let opened = source.open_file(entry).map_err(|error| error.fault());
             let result = opened.and_then(|file| {
                 let way = match &rails {
-                    Some(rails) if file.len > 0 => way_of(&**rails, &file)?,
+                    Some(rails) if file.len > 0 => way_of(&**rails, &file, &activity)?,
                     _ => Way::Lanes,
                 };
                 Ok(Opened { file, way })
@@ -510,6 +526,9 @@ impl Exposing {
             Some(Way::Lanes) | None => &mut self.counts.tcp,
         };
         *count += 1;
+        self.session
+            .activity
+            .exposed(way_name(made.way.unwrap_or(Way::Lanes)));
         if let Some(held) = self.held.get_mut(&region) {
             held.registered = made.way.is_some();
             held.proofs = made.proofs;
@@ -639,11 +658,23 @@ impl Drop for Exposing {
 }
 
 /// How a file gets before the adapters of these rails.
-fn way_of(rails: &dyn RailMemory, file: &OpenSource) -> Result<Way, Fault> {
+fn way_of(rails: &dyn RailMemory, file: &OpenSource, activity: &Activity) -> Result<Way, Fault> {
     let ways = rails
         .ways(file.file.as_fd())
         .map_err(|error| rails::refusal(&error))?;
-    rails.policy().choose(&ways)
+    let way = rails.policy().choose(&ways)?;
+    activity.reasoned(way_name(way), &ways.reason);
+    Ok(way)
+}
+
+/// As options and status name it.
+const fn way_name(way: Way) -> &'static str {
+    match way {
+        Way::OnDemand => "odp",
+        Way::Pinned => "mmap",
+        Way::Pool => "pool",
+        Way::Lanes => "tcp",
+    }
 }
 
 /// The pack's files can't be had: there is no way for its bytes.
