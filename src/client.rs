@@ -3,6 +3,7 @@
 //! A [`Client`] is one session with one server; transfers and operations of it run at the same
 //! time. It knows the session layer and nothing below: no keys of regions, rings or descriptors.
 
+mod bench;
 mod connect;
 mod local;
 mod operations;
@@ -14,9 +15,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use bench::{Bench, BenchReport};
 pub use local::sum_local;
 pub use operations::{Ping, Status};
-pub use remote_file::RemoteFile;
+pub use remote_file::{HeldRegion, RegisteredBuffer, RemoteFile};
 pub use transfer::{Canceller, Transfer};
 pub use transport::TransportReport;
 
@@ -24,7 +26,7 @@ use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::location::Location;
 use crate::options::{ClientOptions, HashKind, TransferOptions};
-use crate::wire::message::{Listed, RemotePath};
+use crate::wire::message::{Carried, Listed, RemotePath};
 
 /// One thing to pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -179,6 +181,17 @@ impl Client {
         operations::status(&self.session).await
     }
 
+    /// Measures what the session's data connections bring from the server's memory to this end's,
+    /// with no file and no digest: READs of a megabyte as a transfer has them under way, then READs
+    /// of 4 KiB one at a time. A session that was made for one transport measures that one.
+    ///
+    /// # Errors
+    /// As [`Self::transport`]; [`ErrorKind::Busy`] if the server has no memory free for it;
+    /// [`ErrorKind::TimedOut`] if nothing came for [`ClientOptions::stall_timeout`].
+    pub async fn bench(&self, options: &Bench) -> Result<BenchReport, Error> {
+        bench::run(&self.session, options).await
+    }
+
     /// Makes the session's data connections if they are not there yet, and tells what they are and
     /// why not better.
     ///
@@ -187,7 +200,7 @@ impl Client {
     /// that was asked for is not there; that the server can't be reached.
     pub async fn transport(&self) -> Result<TransportReport, Error> {
         self.session.connect_data().await?;
-        Ok(self.session.transport())
+        Ok(self.session.transport(Carried::default()))
     }
 
     /// Opens a file on the server for random reads without a copy on disk.

@@ -90,14 +90,15 @@ pub mod wire;
 pub mod workers;
 
 pub use client::{
-    Canceller, Client, Ping, PullSource, RemoteFile, Status, Transfer, TransportReport, sum_local,
+    Bench, BenchReport, Canceller, Client, HeldRegion, Ping, PullSource, RegisteredBuffer,
+    RemoteFile, Status, Transfer, TransportReport, sum_local,
 };
 pub use error::{Error, ErrorKind};
 pub use ids::TransferId;
 pub use integrity::Hex;
 pub use location::{Location, Side};
 pub use options::{
-    ClientOptions, HashKind, IpNetwork, Overwrite, Preserve, RdmaMemory, RdmaOptions,
+    ClientOptions, HashKind, IpNetwork, Overwrite, Preserve, RdmaConnect, RdmaMemory, RdmaOptions,
     TransferOptions, TransportChoice, UnknownHost,
 };
 pub use progress::{EntryType, Event, Failure, Progress, Report};

@@ -56,7 +56,7 @@ pub struct RdmaOptions {
     /// InfiniBand's service level, or RoCE's priority; 0 to 15. Default 0.
     pub service_level: u8,
     /// Queue pairs per pair of ports; 1 to 8. Default 2: one alone leaves its link idle while it
-    /// recovers from a loss.
+    /// recovers from a loss. Ranges that are held have others, up to four a pair.
     pub queue_pairs: u8,
     /// How often a packet is sent again; 0 to 7. Default 6, as some devices take 7 for "for ever".
     pub retry_count: u8,
@@ -72,7 +72,28 @@ pub struct RdmaOptions {
     /// Networks beside the ports' own in which the other end's ports may be, where they are reached
     /// through routers. The address that the session was made with is always allowed.
     pub peer_networks: Vec<IpNetwork>,
+    /// How queue pairs are connected. Default: [`RdmaConnect::Direct`].
+    pub connect: RdmaConnect,
+    /// Where a server with [`RdmaConnect::Cm`] listens, on the address of each of its ports; clients
+    /// are told. These numbers have nothing to do with tcp's. 0 takes a free one. Default 20471.
+    pub cm_port: u16,
 }
+
+/// How queue pairs are connected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RdmaConnect {
+    /// By what the ends tell each other on the control connection: needs no port beside it, and works
+    /// where there is no rdma_cm. A client follows a server that wants it otherwise.
+    #[default]
+    Direct,
+    /// By rdma_cm, the kernel's connection manager, which finds the way between InfiniBand subnets as
+    /// well. A server listens for it and connects no queue pair otherwise; a client takes nothing else.
+    Cm,
+}
+
+/// The port of rdma_cm unless told otherwise: the same number as tcp's, in a space of its own.
+pub const CM_PORT_DEFAULT: u16 = 20471;
 
 impl Default for RdmaOptions {
     fn default() -> Self {
@@ -89,6 +110,8 @@ impl Default for RdmaOptions {
             min_rnr_timer: 12,
             memory: RdmaMemory::Auto,
             peer_networks: Vec::new(),
+            connect: RdmaConnect::Direct,
+            cm_port: CM_PORT_DEFAULT,
         }
     }
 }

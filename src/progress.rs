@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::ids::TransferId;
 use crate::location::Location;
 use crate::wire::Fault;
+pub use crate::wire::message::Carried;
 use crate::wire::message::{HashKind, Outcome};
 
 /// Running totals of a transfer. They never fall.
@@ -98,10 +99,13 @@ pub struct Failure {
 pub struct Report {
     /// Its id.
     pub transfer: TransferId,
-    /// `rdma`, `tcp`, `local`.
+    /// `rdma`, `tcp`, `local`; `rdma+tcp` if bytes went both ways.
     pub transport: &'static str,
     /// Why this transport and none better.
     pub reason: String,
+    /// What landed by which transport, bytes that were read twice counted twice. All zero if the run
+    /// ended before it could be known.
+    pub carried: Carried,
     /// What proved the chunks.
     pub hash: HashKind,
     /// Files, links and directories published.
@@ -122,6 +126,8 @@ pub struct Report {
     pub bytes_published: u64,
     /// From the request to its end.
     pub elapsed: Duration,
+    /// From the first READ to the last bytes in a file; nothing on a push, or if nothing was read.
+    pub data_elapsed: Option<Duration>,
     /// The first failures, at most [`Report::FAILURES_LISTED_MAX`]: without those of entries that
     /// only failed with the directory they lie in, nor those like the one that ended the run.
     pub failures: Vec<Failure>,

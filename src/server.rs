@@ -11,6 +11,8 @@ use tokio::task::JoinHandle;
 use crate::error::{Error, ErrorKind};
 use crate::limits::{EXPORT_NAME_BYTES_MAX, STREAMS_MAX};
 use crate::options::RdmaOptions;
+pub use crate::session::counters::RdmaCounts;
+use crate::session::counters::counters;
 use crate::session::host_key::HostKey;
 use crate::session::machinery::machinery;
 use crate::session::serving::{self, Exported, Serving};
@@ -298,6 +300,11 @@ impl Server {
     /// What clients are told of the transports here.
     pub async fn transports(&self) -> Vec<TransportOffer> {
         self.serving.transports().await
+    }
+
+    /// What RDMA came to in this process so far, of all servers and clients in it.
+    pub fn rdma_counts(&self) -> RdmaCounts {
+        counters().counts()
     }
 
     /// How many sessions there are.

@@ -19,7 +19,7 @@ use rdcp::ids::{EntryId, RegionId, SessionId};
 use rdcp::limits::{FRAME_BYTES_MAX, PAGES_CREDIT_DEFAULT, REGION_CREDIT_BYTES_DEFAULT};
 use rdcp::manifest::{EntryKind, Item, Note, Place};
 use rdcp::units::ByteRange;
-use rdcp::wire::message::{Grant, Hello, Outcome, Wanted};
+use rdcp::wire::message::{Carried, Grant, Hello, Outcome, Wanted};
 use rdcp::wire::{Envelope, FaultCode, Message, encode};
 use rdcp::{ChunkSize, Fault, TransferId};
 
@@ -270,7 +270,7 @@ fn out_of_place() -> Vec<(&'static str, Message)> {
             "a region never granted",
             Message::Release(vec![RegionId(77)]),
         ),
-        ("an end too early", Message::Finish),
+        ("an end too early", Message::Finish(Carried::default())),
         ("chunks out of order", {
             let range = |start, end| rdcp::units::ChunkRange { start, end };
             let wanted = Wanted::Chunks(vec![range(3, 5), range(1, 2)]);
@@ -407,7 +407,7 @@ fn manifests_that_lie_are_refused_and_write_nothing_outside() {
                 .iter()
                 .any(|(_, outcome)| matches!(outcome, Outcome::Failed(_)))
                 .then_some(None),
-            Message::Finish => {
+            Message::Finish(_) => {
                 accepted.push(what);
                 Some(None)
             }
@@ -878,5 +878,43 @@ fn floods_cost_their_sender_alone() {
     peer.say(id, pull("small"));
     assert!(is_protocol(&peer.given_up().expect("it is told")));
     peer.cut();
+    assert_unharmed(&world, &mut daemon, &before);
+}
+
+#[test]
+fn memory_to_measure_with_is_taken_back() {
+    let (world, mut daemon, before) = field();
+    let bench = Message::Bench { region_bytes: 1 };
+    let id = TransferId::random();
+    let failed = |peer: &mut Hostile| {
+        peer.expect("a failure", |_, message| match message {
+            Message::Failed(fault) => Some(fault.code),
+            _ => None,
+        })
+    };
+    let mut old = Hostile::connect(daemon.address());
+    old.say(id, bench.clone());
+    assert_eq!(failed(&mut old), FaultCode::Protocol);
+    let mut peer = Hostile::connect_at(daemon.address(), 3);
+    let lent = |peer: &mut Hostile| {
+        peer.say(id, bench.clone());
+        peer.expect("a grant", |_, message| match message {
+            Message::Grant(grant) => Some(grant),
+            _ => None,
+        })
+    };
+    let grant = lent(&mut peer);
+    assert_eq!((grant.len, grant.keys.len(), grant.parts.len()), (1, 1, 0));
+    // What it says of another region ends it, and the next is another one.
+    peer.say(id, Message::Release(vec![RegionId(grant.region.0 + 1)]));
+    assert_eq!(failed(&mut peer), FaultCode::Protocol);
+    let next = lent(&mut peer);
+    assert!(next.region != grant.region && next.keys != grant.keys);
+    peer.say(id, Message::Release(vec![next.region]));
+    let done = |_, message| matches!(message, Message::Done).then_some(());
+    peer.expect("the end", done);
+    // It goes and says nothing.
+    lent(&mut peer);
+    drop((peer, old));
     assert_unharmed(&world, &mut daemon, &before);
 }

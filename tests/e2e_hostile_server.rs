@@ -171,7 +171,7 @@ fn bytes_that_are_not_proved_are_not_kept() {
         loop {
             let again = peer.expect("a recheck", |_, message| match message {
                 Message::Recheck { chunk, .. } => Some(Some(chunk)),
-                Message::Failed(_) | Message::Finish => Some(None),
+                Message::Failed(_) | Message::Finish(_) => Some(None),
                 _ => None,
             });
             let Some(chunk) = again else { break };
@@ -211,7 +211,7 @@ fn bytes_that_are_not_proved_are_not_kept() {
         for _ in 0..20 {
             let over = peer.expect("what becomes of it", |_, message| match message {
                 Message::Recheck { .. } => Some(false),
-                Message::Failed(_) | Message::Finish => Some(true),
+                Message::Failed(_) | Message::Finish(_) => Some(true),
                 _ => None,
             });
             if over {

@@ -105,6 +105,7 @@ async fn a_file_is_pulled_and_its_digest_told() {
             (report.files, report.failed, report.bytes_moved),
             (1, 0, 3_000_000)
         );
+        assert_eq!((report.carried.tcp, report.carried.rdma), (3_000_000, 0));
         assert_eq!(report.verified(), Some(hash != HashKind::None));
         assert_eq!(last.bytes_done, 3_000_000);
         assert_eq!(std::fs::read(&to).expect("the copy"), content);
@@ -144,6 +145,9 @@ async fn a_tree_is_pushed_and_pushed_again_without_reading_it() {
     };
     let report = push().finish().await.expect("it ends well");
     assert_eq!((report.files, report.failed), (3, 0), "{report:?}");
+    // What the server has counted; the small files travelled in a pack.
+    assert!(report.carried.tcp > 2_500_000, "{report:?}");
+    assert_eq!((report.transport, report.carried.rdma), ("tcp", 0));
     for name in ["a/one", "a/b/empty", "big"] {
         let sent = std::fs::read(tree.join(name)).expect("the source");
         let there = std::fs::read(world.exported.path().join("tree").join(name)).expect("the copy");
@@ -203,6 +207,109 @@ async fn reads_at_random_give_the_right_bytes() {
     world.write("big", &big[1..]);
     let error = file.finish().await.expect_err("it was changed");
     assert_eq!(error.kind(), rdcp::ErrorKind::SourceChanged, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_held_range_is_read_by_the_calling_thread() {
+    let world = World::new().await;
+    let big = noise(10_000_000, 7);
+    world.write("big", &big);
+    world.write("small", &big[..100_000]);
+    world.write("empty", b"");
+    for (name, content) in [("big", &big[..]), ("small", &big[..100_000])] {
+        let file = world.client.open(&remote(name)).await.expect("it opens");
+        let (start, end) = (70_001, content.len() as u64 - 3);
+        let mut region = file.hold(start..end).await.expect("it is held");
+        assert_eq!(region.range(), start..end);
+        assert_eq!(region.transport().transport, "tcp");
+        // The region needs neither.
+        drop(file);
+        let mut buffer = region.buffer(5000).expect("memory");
+        assert_eq!(buffer.len(), 5000);
+        for (offset, len, wanted) in [
+            (start, 1, 1),
+            (start, 4096, 4096),
+            (start + 12_345, 9999, 5000),
+            (end - 7, 100, 7),
+            (end - 7, 0, 0),
+            (end, 100, 0),
+            (u64::MAX, 100, 0),
+        ] {
+            let read = region.read_at(offset, &mut buffer, len).expect("it reads");
+            assert_eq!(read, wanted, "{name} {offset} {len}");
+            let expected = content.iter().skip(usize::try_from(offset).unwrap());
+            assert!(
+                buffer[..read].iter().eq(expected.take(read)),
+                "{name} {offset}"
+            );
+        }
+        let error = region
+            .read_at(start - 1, &mut buffer, 1)
+            .expect_err("before it");
+        assert_eq!(error.kind(), rdcp::ErrorKind::Usage);
+        assert!(region.buffer(0).is_err() && region.buffer((1 << 20) + 1).is_err());
+    }
+    let file = world.client.open(&remote("big")).await.expect("it opens");
+    for wrong in [5..5, 0..10_000_001, 0..u64::MAX] {
+        let error = file.hold(wrong).await.expect_err("no such range");
+        assert_eq!(error.kind(), rdcp::ErrorKind::Usage);
+    }
+    let empty = world.client.open(&remote("empty")).await.expect("it opens");
+    assert!(empty.hold(0..1).await.is_err());
+    // A file that was exchanged is another one.
+    world.write("big", &big[1..]);
+    let error = file.hold(0..10).await.expect_err("it changed");
+    assert_eq!(error.kind(), rdcp::ErrorKind::SourceChanged, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_held_range_ends_with_its_session_and_holes_are_not_fetched() {
+    let world = World::new().await;
+    let path = world.exported.path().join("sparse");
+    let file = std::fs::File::create(&path).expect("a file");
+    file.set_len(100 << 20).expect("its length");
+    std::os::unix::fs::FileExt::write_all_at(&file, b"island", 5 << 20).expect("an island");
+    let opened = world
+        .client
+        .open(&remote("sparse"))
+        .await
+        .expect("it opens");
+    let mut region = opened.hold(4 << 20..60 << 20).await.expect("it is held");
+    let mut hole = opened.hold(90 << 20..100 << 20).await.expect("it is held");
+    let mut buffer = region.buffer(4096).expect("memory");
+    buffer.fill(1);
+    assert_eq!(
+        region
+            .read_at(5 << 20, &mut buffer, 4096)
+            .expect("it reads"),
+        4096
+    );
+    assert!(buffer.starts_with(b"island") && buffer[6..].iter().all(|byte| *byte == 0));
+    buffer.fill(1);
+    assert_eq!(
+        hole.read_at(95 << 20, &mut buffer, 4096).expect("it reads"),
+        4096
+    );
+    assert!(buffer.iter().all(|byte| *byte == 0));
+    world.client.clone().close().await;
+    let begun = std::time::Instant::now();
+    let error = loop {
+        // That the session is over is told to the region by a task.
+        match region.read_at(5 << 20, &mut buffer, 4096) {
+            Ok(read) => assert!(buffer[..read].starts_with(b"island")),
+            Err(error) => break error,
+        }
+        assert!(begun.elapsed().as_secs() < 60, "it can still be read");
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    };
+    assert_eq!(error.kind(), rdcp::ErrorKind::Unreachable, "{error}");
+    let again = region
+        .read_at(5 << 20, &mut buffer, 4096)
+        .expect_err("for good");
+    assert_eq!(again.kind(), rdcp::ErrorKind::Unreachable, "{again}");
+    assert_eq!(buffer.len(), 4096);
+    drop((region, hole));
+    buffer.fill(3);
 }
 
 #[tokio::test(flavor = "multi_thread")]

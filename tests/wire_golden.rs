@@ -5,12 +5,12 @@ use rdcp::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, LinkLayer, Listed,
-    ListedKind, ManifestPage, Moved, Open, Operation, Outcome, Overwrite, PathMtu, Placement,
-    PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailEnd, RailLink, RailOffer,
-    RailPair, RailPort, RailReady, RegionKey, Remark, RemarkKind, RemotePath, RootName, Running,
-    SessionStatus, StatusPage, StatusQuery, TransferStatus, TransportOffer, Wanted, WayStatus,
-    Welcome,
+    Carried, ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, Invitation,
+    LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome, Overwrite,
+    PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial,
+    RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark,
+    RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
+    TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
 };
 use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
 
@@ -49,6 +49,8 @@ golden! {
                 ..port("ib0/1")
             },
         ],
+        rails_only: true,
+        connect: Some(RailDial::Cm),
     });
     rail_answer: Message::RailAnswer(RailAnswer {
         attempt: 3,
@@ -58,8 +60,14 @@ golden! {
             gid: 0,
             server: RailPort { gids: vec![gid(GidKind::RoceV2)], ..port("rxe0/1") },
             end: rail_end(),
+            invitation: Some(Invitation {
+                address: gid(GidKind::RoceV2).gid,
+                port: 20471,
+                tokens: vec![RailToken([0x70; 32]), RailToken([0x71; 32])],
+            }),
         }],
         reasons: vec!["no".into()],
+        may_pass: true,
     });
     rail_connect: Message::RailConnect(RailConnect { attempt: 3, rails: vec![(1, rail_end())] });
     rail_ready: Message::RailReady(RailReady { attempt: 3, rails: vec![1, 15], reasons: vec![] });
@@ -103,6 +111,7 @@ golden! {
         }],
         last: false,
     });
+    rail_memory: Message::RailMemory { reason: "no memory".into() };
     goodbye: Message::Goodbye(Fault::new(FaultCode::Busy, "drängt"));
     open_pull: Message::Open(Open {
         direction: Direction::Pull(vec![path("data", b"a/b"), path("data", b"")]),
@@ -159,12 +168,13 @@ golden! {
         (EntryId(4), Outcome::Failed(Fault::new(FaultCode::NoSpace, "full"))),
         (EntryId(5), Outcome::Updated),
     ]);
-    finish: Message::Finish;
+    finish: Message::Finish(Carried { tcp: 5, rdma: 1 << 40 });
     finished: Message::Finished;
     remarks: Message::Remarks(vec![
         Remark { kind: RemarkKind::Owner, count: 1000, entries: vec![EntryId(1), EntryId(2)] },
         Remark { kind: RemarkKind::Unknown(0x99), count: 1, entries: Vec::new() },
     ]);
+    bench: Message::Bench { region_bytes: 4 << 20 };
     operate_list: Message::Operate(Operation::List { path: path("data", b"x"), recursive: true });
     operate_stat: Message::Operate(Operation::Stat { path: path("data", b"x") });
     operate_sum: Message::Operate(Operation::Sum {
@@ -206,7 +216,8 @@ fn check(bytes: &[u8], message: Message) {
         | Message::RailProof { .. }
         | Message::RailDown { .. }
         | Message::StatusQuery(_)
-        | Message::StatusPage(_) => TransferId::NONE,
+        | Message::StatusPage(_)
+        | Message::RailMemory { .. } => TransferId::NONE,
         _ => TransferId(std::array::from_fn(|at| 0xa0 + u8::try_from(at).unwrap())),
     };
     let envelope = Envelope { transfer, message };

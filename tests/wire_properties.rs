@@ -8,17 +8,32 @@ use rdcp::limits::{FRAME_BYTES_MAX, TEXT_BYTES_MAX};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, LinkLayer, Listed,
-    ListedKind, ManifestPage, Moved, Open, Operation, Outcome, Overwrite, PathMtu, Placement,
-    PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailEnd, RailLink, RailOffer,
-    RailPair, RailPort, RailReady, RegionKey, Remark, RemarkKind, RemotePath, RootName, Running,
-    SessionStatus, StatusPage, StatusQuery, TransferStatus, TransportOffer, Wanted, WayStatus,
-    Welcome,
+    Carried, ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, Invitation,
+    LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome, Overwrite,
+    PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial,
+    RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark,
+    RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
+    TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
 };
 use rdcp::wire::{
     Decoder, Envelope, FRAME_HEADER_BYTES, Fault, FaultCode, Message, WireError, encode,
     item_bytes, listed_bytes,
 };
+
+/// The message as releases wrote it that do not know the field at its end.
+fn without_optional(envelope: &Envelope) -> Option<Envelope> {
+    let mut older = envelope.clone();
+    match &mut older.message {
+        Message::RailOffer(offer) => offer.connect = None,
+        Message::RailAnswer(answer) => {
+            for pair in &mut answer.rails {
+                pair.invitation = None;
+            }
+        }
+        _ => return None,
+    }
+    Some(older)
+}
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
@@ -51,6 +66,16 @@ proptest! {
         let (header, body) = frame.split_at(FRAME_HEADER_BYTES);
         for end in 0..body.len().min(3000) {
             let cut = decode_one(header, &body[..end]);
+            // Without the optional field at its end it is an older release's message, and no other.
+            if let Some(older) = without_optional(&envelope)
+                && let Ok(Some(decoded)) = &cut
+            {
+                let mut shorter = Vec::new();
+                encode(&older, &mut shorter).unwrap();
+                prop_assert_eq!(decoded, &older);
+                prop_assert!(shorter[FRAME_HEADER_BYTES..].starts_with(&body[..end]));
+                continue;
+            }
             let truncated = matches!(cut, Err(WireError::Truncated { .. }));
             prop_assert!(truncated, "{:?} at {}", cut, end);
         }
@@ -185,25 +210,52 @@ fn of_rails() -> impl Strategy<Value = Message> {
         })
     };
     let reasons = || vec(text(), 0..4);
-    let pair = (rail(), 0_u8..16, 0_u8..8, rail_port(1..=1), rail_end()).prop_map(
-        |(rail, port, gid, server, end)| RailPair {
+    let dial = prop_oneof![Just(RailDial::Direct), Just(RailDial::Cm)];
+    let invitation = (any::<[u8; 16]>(), any::<u16>(), any::<[[u8; 32]; 8]>());
+    let place = (rail(), 0_u8..16, 0_u8..8);
+    let pair = (place, rail_port(1..=1), rail_end(), option::of(invitation)).prop_map(
+        |((rail, port, gid), server, end, invitation)| RailPair {
             rail,
             port,
             gid,
             server,
+            invitation: invitation.map(|(address, port, tokens)| Invitation {
+                address,
+                port,
+                tokens: tokens[..end.queue_pairs.len()]
+                    .iter()
+                    .copied()
+                    .map(RailToken)
+                    .collect(),
+            }),
             end,
         },
     );
     prop_oneof![
-        (any::<u32>(), vec(rail_port(0..=8), 0..=16))
-            .prop_map(|(attempt, ports)| Message::RailOffer(RailOffer { attempt, ports })),
-        (any::<u32>(), vec(pair, 0..=15), reasons()).prop_map(|(attempt, rails, reasons)| {
-            Message::RailAnswer(RailAnswer {
-                attempt,
-                rails,
-                reasons,
-            })
-        }),
+        (
+            any::<u32>(),
+            vec(rail_port(0..=8), 0..=16),
+            any::<bool>(),
+            dial
+        )
+            .prop_map(
+                |(attempt, ports, rails_only, dial)| Message::RailOffer(RailOffer {
+                    attempt,
+                    ports,
+                    rails_only,
+                    connect: Some(dial),
+                })
+            ),
+        (any::<u32>(), vec(pair, 0..=15), reasons(), any::<bool>()).prop_map(
+            |(attempt, rails, reasons, may_pass)| {
+                Message::RailAnswer(RailAnswer {
+                    attempt,
+                    rails,
+                    reasons,
+                    may_pass,
+                })
+            }
+        ),
         (any::<u32>(), vec((rail(), rail_end()), 0..=15))
             .prop_map(|(attempt, rails)| Message::RailConnect(RailConnect { attempt, rails })),
         (any::<u32>(), vec(rail(), 0..=15), reasons()).prop_map(|(attempt, rails, reasons)| {
@@ -218,6 +270,7 @@ fn of_rails() -> impl Strategy<Value = Message> {
         status_page().prop_map(Message::StatusPage),
         (any::<u32>(), any::<u64>())
             .prop_map(|(number, after)| Message::StatusQuery(StatusQuery { number, after })),
+        text().prop_map(|reason| Message::RailMemory { reason }),
     ]
 }
 
@@ -370,9 +423,10 @@ fn of_transfer() -> impl Strategy<Value = Message> {
         vec((entry_id(), any::<bool>()), 0..20).prop_map(Message::Closed),
         (entry_id(), fault()).prop_map(|(entry, fault)| Message::EntryFailed { entry, fault }),
         vec((entry_id(), outcome()), 0..20).prop_map(Message::Settled),
-        Just(Message::Finish),
+        any::<(u64, u64)>().prop_map(|(tcp, rdma)| Message::Finish(Carried { tcp, rdma })),
         Just(Message::Finished),
         vec(remark(), 0..16).prop_map(Message::Remarks),
+        (1_u64..).prop_map(|region_bytes| Message::Bench { region_bytes }),
         operation().prop_map(Message::Operate),
         vec(listed(), 0..10).prop_map(Message::Listing),
         Just(Message::Done),

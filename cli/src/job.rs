@@ -8,7 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rdcp::options::{HashKind, Overwrite, RdmaMemory, TransferOptions, TransportChoice};
+use rdcp::options::{HashKind, Overwrite, RdmaOptions, TransferOptions, TransportChoice};
 use rdcp::remote::Remote;
 use rdcp::{Error, ErrorKind};
 
@@ -74,6 +74,8 @@ pub(crate) enum Job {
         port: u16,
         connection: ConnectionArgs,
     },
+    /// Measure transports.
+    Bench(Box<BenchJob>),
     /// Find out what keeps this machine from RDMA.
     Doctor {
         host: Option<(String, u16)>,
@@ -100,7 +102,7 @@ pub(crate) struct TransferJob {
     pub(crate) streams: Option<usize>,
     /// The way that bytes take.
     pub(crate) transport: TransportChoice,
-    pub(crate) rdma_memory: RdmaMemory,
+    pub(crate) rdma: RdmaOptions,
     /// How the server is trusted.
     pub(crate) connection: ConnectionArgs,
     /// What is told.
@@ -120,6 +122,23 @@ pub(crate) enum Way {
         sources: Vec<PathBuf>,
         destination: Remote,
     },
+}
+
+/// A measurement.
+#[derive(Debug)]
+pub(crate) struct BenchJob {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    /// Which; auto is each.
+    pub(crate) transport: TransportChoice,
+    /// How long for each.
+    pub(crate) time: Duration,
+    /// Bytes for each at most, if told.
+    pub(crate) bytes_max: Option<u64>,
+    /// Data connections, if told.
+    pub(crate) streams: Option<usize>,
+    /// How the server is trusted.
+    pub(crate) connection: ConnectionArgs,
 }
 
 /// A comparison.
@@ -211,6 +230,18 @@ impl Job {
                     connection: args.connection,
                 }
             }
+            Command::Bench(args) => {
+                let (host, port) = Remote::parse_server(&args.host)?;
+                Self::Bench(Box::new(BenchJob {
+                    host,
+                    port,
+                    transport: args.transport.into(),
+                    time: args.time,
+                    bytes_max: args.size,
+                    streams: args.streams.map(usize::from),
+                    connection: args.connection,
+                }))
+            }
             Command::Doctor(args) => Self::Doctor {
                 host: args.host.as_deref().map(Remote::parse_server).transpose()?,
                 paths: args.paths,
@@ -237,6 +268,7 @@ pub(crate) fn json_of(command: &Command) -> Option<JsonTo> {
         Command::Verify(args) => (args.output.json, false),
         Command::Ping(args) => (args.output.json, false),
         Command::Status(args) => (args.output.json, false),
+        Command::Bench(args) => (args.output.json, false),
         Command::Doctor(args) => (args.json, false),
         Command::Rm(args) => (args.output.json, false),
         Command::Mkdir(args) => (args.output.json, false),
@@ -421,16 +453,29 @@ fn transfer_job(
     options.stall_timeout = transfer.timeout.unwrap_or(options.stall_timeout);
     let streams = transfer.streams.map(usize::from);
     let transport = transfer.transport.into();
-    let rdma_memory = transfer.rdma_memory.into();
+    let rdma = rdma(transfer);
     Job::Transfer(Box::new(TransferJob {
         way,
         options,
         streams,
         transport,
-        rdma_memory,
+        rdma,
         connection,
         output,
     }))
+}
+
+/// What is not said stays as the library has it.
+fn rdma(transfer: &TransferArgs) -> RdmaOptions {
+    let mut rdma = RdmaOptions::default();
+    rdma.memory = transfer.rdma_memory.into();
+    rdma.connect = transfer.rdma_connect.into();
+    rdma.devices.clone_from(&transfer.rdma_device);
+    rdma.gid_index = transfer.rdma_gid_index;
+    rdma.traffic_class = transfer.rdma_traffic_class.unwrap_or(rdma.traffic_class);
+    rdma.service_level = transfer.rdma_service_level.unwrap_or(rdma.service_level);
+    rdma.queue_pairs = transfer.rdma_queue_pairs.unwrap_or(rdma.queue_pairs);
+    rdma
 }
 
 fn verify(args: VerifyArgs) -> Result<Job, Error> {
@@ -615,7 +660,9 @@ mod tests {
     fn options_reach_the_transfer() {
         let Job::Transfer(job) = job(
             "push -rp -u --mkpath --no-fsync --hash sha256 --transport tcp --chunk 4M \
-             --streams 3 --fail-early --timeout 5m --accept-new --known-hosts k a h:/e",
+             --streams 3 --fail-early --timeout 5m --accept-new --known-hosts k \
+             --rdma-device mlx5_0:1,eth1 --rdma-device mlx5_2 --rdma-gid-index 3 \
+             --rdma-traffic-class 104 --rdma-service-level 5 --rdma-queue-pairs 4 a h:/e",
         )
         .unwrap() else {
             panic!("no transfer");
@@ -629,6 +676,9 @@ mod tests {
         assert_eq!(options.chunk.bytes(), 4 << 20);
         assert_eq!(options.stall_timeout, Duration::from_secs(300));
         assert_eq!(job.streams, Some(3));
+        assert_eq!(job.rdma.devices, ["mlx5_0:1", "eth1", "mlx5_2"]);
+        assert_eq!((job.rdma.gid_index, job.rdma.traffic_class), (Some(3), 104));
+        assert_eq!((job.rdma.service_level, job.rdma.queue_pairs), (5, 4));
         assert!(job.connection.accept_new);
         assert_eq!(job.connection.known_hosts.as_deref(), Some("k".as_ref()));
     }

@@ -65,6 +65,12 @@ fn what_the_parser_refuses_exits_with_2() {
         "pull -u --overwrite never h:/e/a .",
         "sum --hash none x",
         "ping -n 0 h",
+        "bench",
+        "bench --time 2m h",
+        "bench --time 0 h",
+        "bench --size 0 h",
+        "bench --size 5X h",
+        "bench --transport carrier-pigeon h",
     ] {
         let (status, out, err) = run(line);
         assert_eq!((status, out.as_str()), (Some(2), ""), "{line}");

@@ -207,10 +207,17 @@ fn a_rerun_copies_nothing() {
     paths.retain(|path| !path.is_empty() && !path.ends_with("set"));
     paths.sort();
     assert_eq!(paths, ["set/a", "set/b"]);
+    let data_ms = |lines: &[serde_json::Value]| lines.last().unwrap()["data_ms"].as_f64();
+    assert!(
+        data_ms(&lines).is_some_and(|data_ms| data_ms > 0.0),
+        "{lines:?}"
+    );
     let (_, lines) = world.json("pull -r --json @/data/set .");
+    assert_eq!(data_ms(&lines), None, "nothing was read");
     let again = lines.iter().filter(|line| line["type"] == "file");
     assert!(again.clone().count() >= 2 && again.clone().all(|line| line["outcome"] == "unchanged"));
     let last = lines.last().unwrap();
+    assert_eq!(last["bytes_by_transport"]["tcp"], 0, "{last}");
     let moved = (&last["files"], &last["published"], &last["bytes_moved"]);
     assert_eq!(moved, (&0.into(), &0.into(), &0.into()), "{last}");
 }
@@ -338,4 +345,46 @@ fn small_requests() {
         (&lines[0]["type"], &lines[0]["count"]),
         (&"ping".into(), &4.into())
     );
+}
+
+#[test]
+fn a_measurement_tells_each_transport_or_why_it_is_not_there() {
+    let world = World::new();
+    let text = world.well("bench --time 200ms --size 64M @");
+    let lines: Vec<_> = text.lines().collect();
+    let of = |name: &str| lines.iter().find(|line| line.starts_with(name)).unwrap();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(
+        of("tcp").contains("iB/s") && of("tcp").contains("4 KiB in "),
+        "{text}"
+    );
+    assert!(of("local").contains("not available"), "{text}");
+    let (status, lines) = world.json("bench --transport tcp --time 100ms --json @");
+    assert_eq!((status, lines.len()), (0, 2), "{lines:?}");
+    let bench = &lines[0];
+    assert_eq!(
+        (&bench["type"], &bench["transport"], &bench["available"]),
+        (&"bench".into(), &"tcp".into(), &true.into())
+    );
+    for positive in [
+        "bytes",
+        "seconds",
+        "bytes_per_second",
+        "connections",
+        "reads",
+        "read_p99_us",
+    ] {
+        assert!(
+            bench[positive].as_f64().unwrap() > 0.0,
+            "{positive}: {bench}"
+        );
+    }
+    let (_, lines) = world.json("bench --size 5M --transport tcp --json @");
+    assert!(
+        lines[0]["bytes"].as_u64().unwrap() <= 5 << 20,
+        "{}",
+        lines[0]
+    );
+    // What is asked for by name is there or an error.
+    world.fails("bench --transport local @", 10);
 }

@@ -480,7 +480,9 @@ mod tests {
 
     #[test]
     fn what_is_shown_can_be_read_again() {
-        let config = format!("[rdma]\ndevices = [\"a:1\"]\ngid_index = 3\n{EXPORT}");
+        let config = format!(
+            "[rdma]\ndevices = [\"a:1\"]\ngid_index = 3\nconnect = \"cm\"\ncm_port = 4711\n{EXPORT}"
+        );
         let first = join(&["--export", "a.b=/tmp:rw", "--auth", "none"], &config).unwrap();
         let shown = first.to_toml();
         let again = join(&[], &shown).unwrap();
@@ -488,6 +490,8 @@ mod tests {
         assert_eq!(again.listen.value, first.listen.value);
         assert_eq!(again.rdma.options(), first.rdma.options());
         assert_eq!(again.rdma.options().gid_index, Some(3));
+        let connect = (again.rdma.options().connect, again.rdma.options().cm_port);
+        assert_eq!(connect, (rdcp::RdmaConnect::Cm, 4711));
         assert!(
             shown.contains("# --export") && shown.contains("# default"),
             "{shown}"

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Mutex as AsyncMutex, oneshot};
+use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::transport::{self, TransportReport, Tried};
+use super::transport::{self, Standing, TransportReport, Tried};
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::limits::STREAMS_MAX;
@@ -22,9 +22,11 @@ use crate::session::known_hosts::{HostDecision, HostPolicy, HostPort, KnownHosts
 use crate::session::machinery::{Machinery, machinery};
 use crate::session::peer::{Peer, Seat};
 use crate::session::pulse::Pulse;
+use crate::session::rails::client::{Own, Wish};
 use crate::session::rails::talk::RailSender;
+use crate::transport::rdma;
 use crate::wire::level::LEVEL_STATUS;
-use crate::wire::message::{StatusPage, StatusQuery, Welcome};
+use crate::wire::message::{Carried, StatusPage, StatusQuery, Welcome};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
 
@@ -56,6 +58,8 @@ pub(super) struct Session {
     asking: AsyncMutex<()>,
     /// What came of that.
     tried: OnceLock<Tried>,
+    /// The way to wish for queue pairs of one's own, once there may be rails.
+    wishes: OnceLock<mpsc::Sender<Wish<rdma::Connection>>>,
 }
 
 /// A question about the server's status.
@@ -180,6 +184,7 @@ impl Session {
             asked,
             asking: AsyncMutex::new(()),
             tried: OnceLock::new(),
+            wishes: OnceLock::new(),
         }))
     }
 
@@ -268,45 +273,91 @@ impl Session {
         if self.transport == TransportChoice::Tcp {
             return Ok(false);
         }
-        if let Some(tried) = self.tried.get() {
-            return Ok(tried.up);
+        if self.tried.get().is_some() {
+            return self.rails_or_tcp();
         }
         let server = self.data.server.ip();
         let workers = &self.machinery.workers;
+        let (wish, wishes) = mpsc::channel(1);
+        let _ = self.wishes.set(wish);
         let begun = transport::begin(
             &self.peer,
             &self.welcome,
             server,
             (&self.rdma, self.transport == TransportChoice::Rdma),
             workers,
+            wishes,
             |sender| *heard(&self.rails) = Some(sender),
         );
         let tried = match begun.await {
-            Ok(outcome) => transport::first(outcome).await,
+            Ok(outcome) => transport::first(&self.peer, outcome).await,
             Err(tried) => tried,
         };
         if let Some(fault) = self.peer.over() {
             return Err(fault.into());
         }
-        let up = tried.up;
-        let reasons = tried.reasons.join("; ");
-        tracing::debug!(session = %self.peer.id, up, reasons = %reasons.escape_debug(), "rdma");
         let _ = self.tried.set(tried);
+        self.rails_or_tcp()
+    }
+
+    /// Whether there are rails; an error if there are none and nothing else is wanted.
+    fn rails_or_tcp(&self) -> Result<bool, Error> {
+        let standing = self.standing();
+        let up = !standing.rails.is_empty();
+        let reasons = standing.why_not();
+        tracing::debug!(session = %self.peer.id, up, reasons = %reasons.escape_debug(), "rdma");
         if !up && self.transport == TransportChoice::Rdma {
             return Err(transport::unavailable("rdma", &reasons));
         }
         Ok(up)
     }
 
-    /// What data goes by now, and why.
-    pub(super) fn transport(&self) -> TransportReport {
-        let rails = {
-            let book = self.peer.rails.book.lock();
-            book.unwrap_or_else(PoisonError::into_inner).reports()
-        };
-        let rails: Vec<_> = rails.iter().map(ToString::to_string).collect();
-        let untried = Tried::default();
-        transport::report(self.transport, self.tried.get().unwrap_or(&untried), &rails)
+    /// A queue pair of this rail for reads that no lane does, or why there is none.
+    pub(super) async fn own_queue_pair(&self, rail: u16) -> Result<Own<rdma::Connection>, String> {
+        let gone = || "the session has no rails any more".to_owned();
+        let wishes = self.wishes.get().ok_or_else(gone)?;
+        let (answer, answered) = oneshot::channel();
+        let wished = wishes.send(Wish { rail, answer }).await;
+        wished.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())?
+    }
+
+    /// A data connection for reads that no lane does; `why_not` is why no rail does for them.
+    pub(super) async fn own_connection(
+        &self,
+        why_not: &str,
+    ) -> Result<data::DataConnection, Error> {
+        if self.transport == TransportChoice::Rdma {
+            return Err(transport::unavailable("rdma", why_not));
+        }
+        self.data.open(&self.peer).await.map_err(|error| {
+            let message = format!("{}: the server takes no data connection more", self.host);
+            Error::new(ErrorKind::Unreachable, message).with_source(error)
+        })
+    }
+
+    /// The session as transfers see it.
+    pub(super) fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+
+    fn standing(&self) -> Standing {
+        let book = self.peer.rails.book.lock();
+        let book = book.unwrap_or_else(PoisonError::into_inner);
+        let memory = self.peer.memory().refusals().first().map(str::to_owned);
+        let theirs = book.memory().map(|reason| format!("the server: {reason}"));
+        Standing {
+            choice: self.transport,
+            rails: book.reports().iter().map(ToString::to_string).collect(),
+            reasons: book.reasons().to_vec(),
+            memory: memory.or(theirs),
+            has_devices: self.tried.get().is_some_and(|tried| tried.has_devices),
+        }
+    }
+
+    /// What data goes by now, and why; of a transfer that has ended, what its bytes went by.
+    pub(super) fn transport(&self, carried: Carried) -> TransportReport {
+        self.standing().report(carried)
     }
 
     /// A page of the server's status: sessions above this number.
@@ -384,9 +435,12 @@ impl Drop for Session {
 }
 
 impl Data {
+    async fn open(&self, peer: &Peer) -> Result<data::DataConnection, data::DataError> {
+        data::open_data(self.server, peer.id, self.level, &self.key, self.deadline).await
+    }
+
     async fn connect(&self, peer: &Arc<Peer>) -> Result<(), data::DataError> {
-        let connection =
-            data::open_data(self.server, peer.id, self.level, &self.key, self.deadline).await?;
+        let connection = self.open(peer).await?;
         peer.attach(connection.stream, connection.keys);
         Ok(())
     }
@@ -463,6 +517,12 @@ async fn read(
                         Some(Err(fault)) => break fault,
                         None => break out_of_turn(),
                     }
+                }
+                Message::RailMemory { reason } => {
+                    let book = peer.rails.book.lock();
+                    let reason = reason.escape_debug().to_string();
+                    book.unwrap_or_else(PoisonError::into_inner)
+                        .set_memory(reason);
                 }
                 _ => break out_of_turn(),
             }

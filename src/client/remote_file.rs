@@ -5,29 +5,31 @@
 //! copies what was asked for. Small files come whole, once.
 
 mod expected;
+mod fetching;
+mod held;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use self::expected::Expected;
+pub use self::held::{HeldRegion, RegisteredBuffer};
 use super::connect::Session;
 use crate::engine::LaneId;
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
-use crate::integrity::{self, HashPlan};
-use crate::lane::{Fetch, LaneEvent, Store};
-use crate::limits::REPAIRS_MAX;
+use crate::lane::LaneEvent;
 use crate::manifest::{EntryKind, Item, Note};
-use crate::memory::Slot;
 use crate::options::Preserve;
+use crate::session::exposing::RENEWAL_PAUSE;
 use crate::session::peer::{Inbound, Seat};
 use crate::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
 use crate::wire::message::{
-    Direction, Grant, GrantPart, HashKind, ManifestPage, Open, RegionKey, RemotePath, Wanted,
+    Direction, Grant, GrantPart, HashKind, ManifestPage, Open, RemotePath, Wanted,
 };
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -51,6 +53,9 @@ const IN_FLIGHT_MAX: usize = 32;
 pub struct RemoteFile {
     len: u64,
     requests: mpsc::Sender<Request>,
+    path: RemotePath,
+    /// The file's task keeps it.
+    session: Weak<Session>,
 }
 
 #[derive(Debug)]
@@ -116,6 +121,18 @@ impl RemoteFile {
         Ok(filled)
     }
 
+    /// Has the server keep a range of the file ready, of at most 64 MiB, for small reads that cost no
+    /// more than the network: see [`HeldRegion`]. They are not verified.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`] if the range is empty, too long or not in the file; else as
+    /// [`Self::read_at`], and [`ErrorKind::TransportUnavailable`] if only RDMA was to be used and has no
+    /// queue pair for it.
+    pub async fn hold(&self, range: Range<u64>) -> Result<HeldRegion, Error> {
+        let session = self.session.upgrade().ok_or_else(closed)?;
+        held::hold(session, &self.path, self.len, range).await
+    }
+
     /// Ends the reading, and tells whether everything that was read is of one version of the file:
     /// each read is proved by itself, and the file may have been changed between two of them.
     ///
@@ -141,39 +158,17 @@ pub(super) async fn open(
     path: &RemotePath,
     id: TransferId,
 ) -> Result<RemoteFile, Error> {
-    session.connect_data().await?;
-    let seat = session.seat(id)?;
-    let open = Open {
-        direction: Direction::Pull(vec![path.clone()]),
-        hash: HashKind::Blake3,
-        chunk: CHUNK,
-        preserve: Preserve::default(),
-        recursive: false,
-    };
-    seat.say(Message::Open(open));
-    seat.say(Message::Credit {
-        pages: 1,
-        region_bytes: CREDIT_BYTES,
-    });
-    let mut reading = Reading {
-        seat,
-        lanes: Vec::new(),
-        file: Expected::default(),
-        whole: None,
-        digests: HashMap::new(),
-        next_token: 0,
-        landed: VecDeque::new(),
-        grants: VecDeque::new(),
-        stall_timeout: session.stall_timeout(),
-        served: false,
-        moved: Instant::now(),
-        _session: session,
-    };
-    reading.manifest().await?;
+    let weak = Arc::downgrade(&session);
+    let reading = Reading::begin(session, path, id).await?;
     let len = reading.file.len();
     let (requests, taken) = mpsc::channel(1);
     tokio::spawn(reading.serve(taken));
-    Ok(RemoteFile { len, requests })
+    Ok(RemoteFile {
+        len,
+        requests,
+        path: path.clone(),
+        session: weak,
+    })
 }
 
 /// The task behind an open file.
@@ -201,12 +196,6 @@ struct Reading {
     _session: Arc<Session>,
 }
 
-/// A chunk that landed.
-struct Arrived {
-    slot: Slot,
-    digest: Option<[u8; 32]>,
-}
-
 impl Drop for Reading {
     fn drop(&mut self) {
         let fault = Fault::new(FaultCode::Cancelled, "the file was closed");
@@ -215,6 +204,44 @@ impl Drop for Reading {
 }
 
 impl Reading {
+    /// Opens the file, at the server, under this id.
+    async fn begin(
+        session: Arc<Session>,
+        path: &RemotePath,
+        id: TransferId,
+    ) -> Result<Self, Error> {
+        session.connect_data().await?;
+        let seat = session.seat(id)?;
+        let open = Open {
+            direction: Direction::Pull(vec![path.clone()]),
+            hash: HashKind::Blake3,
+            chunk: CHUNK,
+            preserve: Preserve::default(),
+            recursive: false,
+        };
+        seat.say(Message::Open(open));
+        seat.say(Message::Credit {
+            pages: 1,
+            region_bytes: CREDIT_BYTES,
+        });
+        let mut reading = Self {
+            seat,
+            lanes: Vec::new(),
+            file: Expected::default(),
+            whole: None,
+            digests: HashMap::new(),
+            next_token: 0,
+            landed: VecDeque::new(),
+            grants: VecDeque::new(),
+            stall_timeout: session.stall_timeout(),
+            served: false,
+            moved: Instant::now(),
+            _session: session,
+        };
+        reading.manifest().await?;
+        Ok(reading)
+    }
+
     /// Takes the manifest, which has the one file.
     async fn manifest(&mut self) -> Result<(), Error> {
         loop {
@@ -273,6 +300,7 @@ impl Reading {
                         return over;
                     }
                 }
+                () = sleep(RENEWAL_PAUSE), if !self.grants.is_empty() => self.renew(),
                 inbound = self.seat.inbox.recv() => {
                     let heard = inbound.ok_or_else(closed).and_then(|inbound| self.hear(inbound));
                     if let Err(error) = heard {
@@ -293,17 +321,7 @@ impl Reading {
         let stop = CHUNK.range(ChunkIndex(end - 1), self.file.len()).end;
         let span = usize::try_from(stop - start).unwrap_or(0);
         let mut bytes = vec![0; span];
-        self.moved = Instant::now();
-        // What an earlier read that failed has left.
-        self.digests.clear();
-        for (grant, _) in std::mem::take(&mut self.grants) {
-            self.release(&grant);
-        }
-        let wanted = ChunkRange { start: first, end };
-        self.file.want(wanted);
-        let wanted = Wanted::Chunks(vec![wanted]);
-        self.seat
-            .say(Message::Want(vec![(self.file.entry(), wanted)]));
+        self.ask(ChunkRange { start: first, end });
         loop {
             let (grant, part) = self.grant().await?;
             if part.packed {
@@ -322,6 +340,20 @@ impl Reading {
                 return Ok(cut(&bytes, start, range));
             }
         }
+    }
+
+    /// Asks for chunks.
+    fn ask(&mut self, wanted: ChunkRange) {
+        self.moved = Instant::now();
+        // What an earlier read that failed has left.
+        self.digests.clear();
+        for (grant, _) in std::mem::take(&mut self.grants) {
+            self.release(&grant);
+        }
+        self.file.want(wanted);
+        let wanted = Wanted::Chunks(vec![wanted]);
+        self.seat
+            .say(Message::Want(vec![(self.file.entry(), wanted)]));
     }
 
     /// Asks the server whether the file is still what it opened. A file that came in a pack was
@@ -361,243 +393,9 @@ impl Reading {
         }
     }
 
-    /// Fetches a small file from its pack.
-    async fn fetch_whole(&mut self, grant: &Grant, part: &GrantPart) -> Result<Vec<u8>, Error> {
-        let len = usize::try_from(part.len).unwrap_or(usize::MAX);
-        let mut tries = 0;
-        while tries <= REPAIRS_MAX {
-            let bytes = if len == 0 {
-                Vec::new()
-            } else {
-                let token = self
-                    .post(grant, part.region_offset, part.len, HashPlan::None)
-                    .await?;
-                let Some(arrived) = self.arrive(token).await? else {
-                    // Its connection was lost: that is no wrong try.
-                    continue;
-                };
-                arrived.slot.get(..len).ok_or_else(out_of_turn)?.to_vec()
-            };
-            let mut proofs = Vec::new();
-            integrity::proofs(HashKind::Blake3, CHUNK, &bytes, |chunk, value| {
-                proofs.push((chunk, value));
-            });
-            let mut right = true;
-            for (chunk, value) in proofs {
-                // They may come after the grant.
-                right &= self.digest(chunk).await? == value;
-            }
-            if right {
-                return Ok(bytes);
-            }
-            tries += 1;
-        }
-        Err(corrupt(0))
-    }
-
-    /// Fetches the chunks of a window that have data, and proves them. Unless the file can't be read
-    /// any more, nothing is under way at its end.
-    async fn fetch_window(
-        &mut self,
-        grant: &Grant,
-        part: &GrantPart,
-        base: u64,
-        bytes: &mut [u8],
-    ) -> Result<(), Error> {
-        let file_len = self.file.len();
-        let window = ByteRange {
-            start: part.file_offset,
-            end: part.file_offset + part.len,
-        };
-        let chunks = CHUNK.index_of(window.start).0..CHUNK.count(window.end);
-        let has_data =
-            |range: ByteRange| part.extents.iter().any(|e| !e.intersect(range).is_empty());
-        let mut todo: Vec<(ChunkIndex, u32)> = chunks
-            .map(ChunkIndex)
-            .filter(|&chunk| has_data(CHUNK.range(chunk, file_len)))
-            .map(|chunk| (chunk, 0))
-            .collect();
-        todo.reverse();
-        let mut flying: HashMap<u64, (ChunkIndex, u32)> = HashMap::new();
-        let mut beyond_repair = None;
-        while !todo.is_empty() || !flying.is_empty() {
-            while flying.len() < IN_FLIGHT_MAX
-                && let Some((chunk, tries)) = todo.pop()
-            {
-                let range = CHUNK.range(chunk, file_len);
-                let plan = HashPlan::Blake3 {
-                    chunk,
-                    chunk_size: CHUNK,
-                    file_len,
-                };
-                let offset = part.region_offset + (range.start - window.start);
-                let token = self.post(grant, offset, range.len(), plan).await?;
-                flying.insert(token, (chunk, tries));
-            }
-            let (token, arrived) = self.arrive_any().await?;
-            let Some((chunk, tries)) = flying.remove(&token) else {
-                continue;
-            };
-            if beyond_repair.is_some() {
-                continue;
-            }
-            let Some(arrived) = arrived else {
-                // Its connection was lost: that costs the chunk nothing.
-                todo.push((chunk, tries));
-                continue;
-            };
-            let range = CHUNK.range(chunk, file_len);
-            let expected = self.digest(chunk).await?;
-            if arrived.digest != Some(expected) {
-                if tries >= REPAIRS_MAX {
-                    beyond_repair = Some(corrupt(chunk.0));
-                    todo.clear();
-                    continue;
-                }
-                self.digests.remove(&chunk.0);
-                self.seat.say(Message::Recheck {
-                    entry: self.file.entry(),
-                    chunk: chunk.0,
-                });
-                todo.push((chunk, tries + 1));
-                continue;
-            }
-            let at = usize::try_from(range.start - base).unwrap_or(usize::MAX);
-            let len = usize::try_from(range.len()).unwrap_or(usize::MAX);
-            let (Some(to), Some(from)) = (bytes.get_mut(at..at + len), arrived.slot.get(..len))
-            else {
-                return Err(out_of_turn());
-            };
-            to.copy_from_slice(from);
-        }
-        beyond_repair.map_or(Ok(()), Err)
-    }
-
     fn release(&self, grant: &Grant) {
         if grant.len > 0 {
             self.seat.say(Message::Release(vec![grant.region]));
-        }
-    }
-
-    /// The lanes that can read what was granted, in the order to try: rails before tcp, the next in
-    /// turn first.
-    fn reach(&self, grant: &Grant, token: u64) -> Vec<(LaneId, RegionKey)> {
-        let with_key = |(lane, rail): &(LaneId, u16)| {
-            let key = grant.keys.iter().find(|key| key.rail == *rail)?;
-            Some((*lane, *key))
-        };
-        let (mut tcp, mut rails): (Vec<_>, Vec<_>) = self
-            .lanes
-            .iter()
-            .filter_map(with_key)
-            .partition(|(_, key)| key.rail == 0);
-        let turn = usize::try_from(token).unwrap_or(0);
-        for lanes in [&mut rails, &mut tcp] {
-            let by = turn % lanes.len().max(1);
-            lanes.rotate_left(by);
-        }
-        rails.append(&mut tcp);
-        rails
-    }
-
-    /// Posts a fetch on the next lane in turn; waits for one if all connections are lost, as they
-    /// are made anew.
-    async fn post(
-        &mut self,
-        grant: &Grant,
-        offset: u64,
-        len: u64,
-        hash: HashPlan,
-    ) -> Result<u64, Error> {
-        if grant.keys.is_empty() {
-            return Err(out_of_turn());
-        }
-        let token = self.next_token;
-        self.next_token += 1;
-        loop {
-            for (lane, key) in self.reach(grant, token) {
-                let fetch = Fetch {
-                    token,
-                    remote: key.key,
-                    offset: key.address.saturating_add(offset),
-                    len,
-                    hash,
-                    store: Store::Deliver,
-                };
-                if self.seat.fetch(lane, fetch) {
-                    return Ok(token);
-                }
-            }
-            let landed = self.receive().await?;
-            self.landed.extend(landed);
-        }
-    }
-
-    /// Waits for one fetch; nothing if its connection was lost.
-    async fn arrive(&mut self, token: u64) -> Result<Option<Arrived>, Error> {
-        loop {
-            let (landed, arrived) = self.arrive_any().await?;
-            if landed == token {
-                return Ok(arrived);
-            }
-        }
-    }
-
-    /// The next fetch that is over; nothing if its connection was lost.
-    async fn arrive_any(&mut self) -> Result<(u64, Option<Arrived>), Error> {
-        use crate::lane::FetchError;
-        loop {
-            let event = match self.landed.pop_front() {
-                Some(event) => Some(event),
-                None => self.receive().await?,
-            };
-            let Some(LaneEvent::Landed { token, result }) = event else {
-                continue;
-            };
-            return match result {
-                Ok(landed) => {
-                    let slot = landed.slot.ok_or_else(out_of_turn)?;
-                    Ok((
-                        token,
-                        Some(Arrived {
-                            slot,
-                            digest: landed.digest,
-                        }),
-                    ))
-                }
-                Err(FetchError::ConnectionLost) => Ok((token, None)),
-                Err(error) => Err(self.refused(error).await),
-            };
-        }
-    }
-
-    /// Why the server did not serve a READ: it says so on the control connection, if it is the
-    /// file's fault.
-    async fn refused(&mut self, error: crate::lane::FetchError) -> Error {
-        let patience = std::time::Duration::from_secs(2);
-        let explained = async {
-            loop {
-                if let Err(error) = self.receive().await {
-                    return error;
-                }
-            }
-        };
-        match tokio::time::timeout(patience, explained).await {
-            Ok(explained) if explained.kind() != ErrorKind::TimedOut => explained,
-            _ => {
-                Error::new(ErrorKind::Storage, "the server did not serve a read").with_source(error)
-            }
-        }
-    }
-
-    async fn digest(&mut self, chunk: ChunkIndex) -> Result<[u8; 32], Error> {
-        loop {
-            if let Some(value) = self.digests.get(&chunk.0) {
-                return Ok(*value);
-            }
-            // What lands meanwhile is looked at after the digest is here.
-            let landed = self.receive().await?;
-            self.landed.extend(landed);
         }
     }
 
@@ -608,11 +406,23 @@ impl Reading {
 
     /// What reaches the file next, while something is waited for.
     async fn inbound(&mut self) -> Result<Inbound, Error> {
-        let deadline = self.moved + self.stall_timeout;
-        match timeout_at(deadline, self.seat.inbox.recv()).await {
-            Ok(inbound) => inbound.ok_or_else(closed),
-            Err(_) => Err(stalled(self.stall_timeout)),
+        loop {
+            let deadline = self.moved + self.stall_timeout;
+            let until = deadline.min(Instant::now() + RENEWAL_PAUSE);
+            match timeout_at(until, self.seat.inbox.recv()).await {
+                Ok(inbound) => return inbound.ok_or_else(closed),
+                Err(_) if Instant::now() >= deadline => return Err(stalled(self.stall_timeout)),
+                Err(_) => self.renew(),
+            }
         }
+    }
+
+    /// Says that what was granted is still wanted: the server takes it back from who is silent.
+    fn renew(&self) {
+        self.seat.say(Message::Credit {
+            pages: 0,
+            region_bytes: 0,
+        });
     }
 
     /// Sees to what reaches the file; a fetch that is over comes back.
@@ -716,10 +526,4 @@ fn out_of_turn() -> Error {
     let message = "the server broke the protocol of open files";
     Error::new(ErrorKind::Unreachable, message)
         .with_hint("is it a damaged or foreign build of rdcpd?")
-}
-
-fn corrupt(chunk: u64) -> Error {
-    let message = format!("chunk {chunk} does not match its digest");
-    Error::new(ErrorKind::Integrity, message)
-        .with_hint("something between the two hosts alters data: check memory and network")
 }

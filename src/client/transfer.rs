@@ -26,7 +26,7 @@ use crate::storage::error::ShownPath;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, WalkOptions};
 use crate::storage::{LastSymlink, StorageError};
-use crate::wire::message::{Direction, Open, Placement, RemotePath, RootName};
+use crate::wire::message::{Carried, Direction, Open, Placement, RemotePath, RootName};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// Events that wait for a watcher before the transfer waits for it.
@@ -340,7 +340,7 @@ async fn watching(
     session: &Arc<Session>,
     seat: &Seat,
 ) -> (Watch, Account) {
-    let chosen = session.transport();
+    let chosen = session.transport(Carried::default());
     tracing::info!(
         transfer = %start.id,
         session = %seat.peer.id,
@@ -413,12 +413,13 @@ impl Account {
                 }
             }
         };
-        let moved_by = self.session.transport();
+        let moved_by = self.session.transport(ledger.carried);
         let listed = u64::try_from(totals.failures.len()).unwrap_or(u64::MAX);
         let mut report = Report {
             transfer: self.id,
             transport: moved_by.transport,
             reason: moved_by.reason,
+            carried: ledger.carried,
             hash: self.hash,
             published: ledger.published,
             files: totals.files,
@@ -429,6 +430,7 @@ impl Account {
             bytes_moved: totals.progress.bytes_moved,
             bytes_published: totals.bytes_published,
             elapsed: self.begun.elapsed(),
+            data_elapsed: totals.data_elapsed(),
             failures: totals.failures,
             failures_unlisted: ledger.failed.saturating_sub(listed),
             failure_kind,

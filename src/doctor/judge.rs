@@ -142,14 +142,14 @@ pub(super) fn libraries(
         Ok(()) => Check::ok(
             Topic::Library,
             "librdmacm",
-            "it is there, though rails do without it",
+            "it is there, for connect = \"cm\"",
         ),
         Err(why) => Check {
             fix: Some(machine.install("librdmacm1", "librdmacm")),
             ..Check::skipped(
                 Topic::Library,
                 "librdmacm",
-                format!("{why}; rails do without it"),
+                format!("{why}; rails do without it, but for connect = \"cm\""),
             )
         },
     };
@@ -300,18 +300,22 @@ pub(super) fn nodes(machine: &Machine) -> Vec<Check> {
     }
     let path = "/dev/infiniband/rdma_cm";
     checks.push(match machine.rdma_cm {
-        Some(true) => Check::ok(Topic::Node, path, "it is there, though rails do without it"),
+        Some(true) => Check::ok(Topic::Node, path, "it is there, for connect = \"cm\""),
         Some(false) => Check {
             fix: Some(machine.as_root(&format!("chmod a+rw {path}"))),
             ..Check::skipped(
                 Topic::Node,
                 path,
-                "this user may not open it; rails do without it",
+                "this user may not open it; rails do without it, but for connect = \"cm\"",
             )
         },
         None => Check {
             fix: Some(machine.load(&["rdma_ucm"])),
-            ..Check::skipped(Topic::Node, path, "it is not there; rails do without it")
+            ..Check::skipped(
+                Topic::Node,
+                path,
+                "it is not there; rails do without it, but for connect = \"cm\"",
+            )
         },
     });
     checks

@@ -2,7 +2,7 @@
 //! per failure class, and the first failures in full.
 
 use crate::ids::EntryId;
-use crate::wire::message::Outcome;
+use crate::wire::message::{Carried, Outcome};
 use crate::wire::{Fault, FaultCode};
 
 /// Failures that are kept in full; the others are only counted.
@@ -25,6 +25,8 @@ pub struct Ledger {
     pub skipped: u64,
     /// Bytes of data that travelled for published entries.
     pub bytes: u64,
+    /// All that landed, by the way it came. A sender's is what the receiver said in the end.
+    pub carried: Carried,
     /// Failures per class.
     classes: Vec<(FaultCode, u64)>,
     /// The first failures.

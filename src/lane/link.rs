@@ -30,10 +30,12 @@ impl Link {
         }
     }
 
-    /// Bytes of the longest READ, where slots have so many.
-    pub(super) fn read_bytes(&self, slot_bytes: usize) -> usize {
+    /// Bytes of the longest READ, where slots have so many. `whole`: what is read is wanted in one
+    /// slot, which is worth a long READ.
+    pub(super) fn read_bytes(&self, slot_bytes: usize, whole: bool) -> usize {
         match self {
             Self::Tcp(_) => slot_bytes,
+            Self::Rdma(connection) if whole => connection.read_bytes_max().min(slot_bytes),
             Self::Rdma(connection) => connection.read_bytes().min(slot_bytes),
         }
     }
@@ -96,11 +98,11 @@ impl Link {
     }
 
     /// Whether a READ has been with the adapter for longer than any may be.
-    pub(super) fn is_overdue(&self) -> bool {
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
         match self {
             // Its replies are timed by whoever waits for its slots.
             Self::Tcp(_) => false,
-            Self::Rdma(connection) => connection.is_overdue(),
+            Self::Rdma(connection) => connection.is_overdue(now),
         }
     }
 

@@ -11,6 +11,7 @@ mod fetch;
 mod link;
 mod regions;
 mod serve;
+mod solo;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -30,6 +31,7 @@ pub use crate::transport::{LostReason, Refusal};
 pub use events::{EventSink, FetchError, Landed, LaneEvent};
 pub use fetch::{Fetch, Store};
 pub use regions::{RegionTable, Served, ServedRegion};
+pub use solo::{Solo, SoloError, SoloRead};
 
 use crate::ids::ConnectionId;
 use crate::limits::{PACK_BYTES_MAX, SEGMENT_BYTES_MAX};

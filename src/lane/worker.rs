@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, TryRecvError};
 
@@ -437,7 +437,7 @@ impl Worker {
             };
             let read_bytes = attached
                 .connection
-                .read_bytes(self.pools.landing.slot_bytes());
+                .read_bytes(self.pools.landing.slot_bytes(), active.is_delivery());
             attached
                 .connection
                 .post_read(active.next_read(WorkRequestId(id), read_bytes));
@@ -507,11 +507,11 @@ impl Worker {
 
     /// Ends the connections whose READs have not ended in a time in which any would.
     fn end_overdue(&mut self) {
-        let mut timed = false;
+        let (now, mut timed) = (Instant::now(), false);
         let mut overdue = Vec::new();
         for (token, attached) in &self.connections {
             timed |= matches!(attached.connection, Link::Rdma(_));
-            if attached.connection.is_overdue() {
+            if attached.connection.is_overdue(now) {
                 overdue.push(*token);
             }
         }

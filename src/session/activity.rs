@@ -12,7 +12,7 @@ use std::time::Instant;
 use crate::ids::TransferId;
 use crate::limits::{STATUS_TRANSFERS_MAX, STATUS_WAYS_MAX};
 use crate::progress::Progress;
-use crate::wire::message::{Moved, Running, SessionStatus, TransferStatus, WayStatus};
+use crate::wire::message::{Carried, Moved, Running, SessionStatus, TransferStatus, WayStatus};
 
 /// See the module's first paragraph.
 #[derive(Debug)]
@@ -52,13 +52,10 @@ impl Traffic {
         self.tcp_sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes came by this rail; 0 is tcp.
-    pub(crate) fn received(&self, rail: u16, bytes: u64) {
-        let counter = match rail {
-            0 => &self.tcp_received,
-            _ => &self.rdma_received,
-        };
-        counter.fetch_add(bytes, Ordering::Relaxed);
+    /// More bytes came.
+    pub(crate) fn received(&self, more: Carried) {
+        self.tcp_received.fetch_add(more.tcp, Ordering::Relaxed);
+        self.rdma_received.fetch_add(more.rdma, Ordering::Relaxed);
     }
 
     /// Adds what another counted.
@@ -230,8 +227,7 @@ mod tests {
     fn bytes_are_counted_by_transport_and_outlive_their_session() {
         let (all, one) = (Traffic::default(), Traffic::default());
         one.sent(1);
-        one.received(0, 2);
-        one.received(3, 4);
+        one.received(Carried { tcp: 2, rdma: 4 });
         all.add(&one);
         all.add(&one);
         let told = all.told();

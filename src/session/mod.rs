@@ -14,6 +14,7 @@
 //! command line, configuration file or terminal.
 
 pub mod control;
+pub(crate) mod counters;
 pub mod data;
 pub mod exposing;
 mod hashing;
@@ -23,6 +24,7 @@ pub mod tls;
 
 mod activity;
 mod admission;
+mod benching;
 mod inspecting;
 pub(crate) mod machinery;
 mod names;

@@ -16,12 +16,13 @@ use tokio::time::Instant;
 
 use crate::engine::LaneId;
 use crate::ids::{RegionId, SessionId, TransferId};
-use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, RegionTable};
+use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, LostReason, RegionTable};
 use crate::session::activity::Activity;
 use crate::session::control::{ControlError, ControlWriter};
 use crate::session::data::ConnectionKeys;
 use crate::session::exposing::SessionMemory;
 use crate::session::rails::adapters::SessionRails;
+use crate::transport::rdma;
 use crate::wire::message::{Envelope, StatusPage};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -131,6 +132,16 @@ fn weight(message: &Message) -> usize {
     }
 }
 
+/// What is put on a lane.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is made once per connection and moved on at once"
+)]
+enum Carrier {
+    Tcp(std::net::TcpStream, ConnectionKeys),
+    Rdma(rdma::Connection),
+}
+
 #[derive(Default)]
 struct Connections {
     up: Vec<(LaneId, Arc<DataConnection>)>,
@@ -211,14 +222,6 @@ impl Peer {
         &self.activity
     }
 
-    /// The rail of a data connection; 0 is tcp.
-    pub(crate) fn rail_of(&self, lane: LaneId) -> u16 {
-        let connections = self.connections.lock();
-        connections
-            .unwrap_or_else(PoisonError::into_inner)
-            .rail_of(lane)
-    }
-
     /// Since when no transfer has had a seat; nothing while one has.
     pub(crate) fn idle(&self) -> Option<Idle> {
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
@@ -285,12 +288,18 @@ impl Peer {
         Ok(())
     }
 
-    /// Puts a data connection on a lane and tells every transfer. `false` if the session is over.
+    /// Puts a data connection by tcp on a lane and tells every transfer. `false` if the session is
+    /// over.
     pub(crate) fn attach(
         self: &Arc<Self>,
         stream: std::net::TcpStream,
         keys: ConnectionKeys,
     ) -> bool {
+        self.carry(None, Carrier::Tcp(stream, keys))
+    }
+
+    /// What is alike whatever carries the bytes.
+    fn carry(self: &Arc<Self>, rail: Option<rails::Railed>, connection: Carrier) -> bool {
         let mut connections = self
             .connections
             .lock()
@@ -305,10 +314,17 @@ impl Peer {
         let at = (start + lane.0 as usize) % self.lanes.count();
         let events = sink(Arc::downgrade(self));
         let regions = Arc::clone(&self.regions);
-        let connection = self.lanes.attach(at, stream, keys, regions, events);
+        let connection = match connection {
+            Carrier::Tcp(stream, keys) => self.lanes.attach(at, stream, keys, regions, events),
+            Carrier::Rdma(queue_pair) => self.lanes.attach_rdma(at, queue_pair, regions, events),
+        };
         connections.up.push((lane, Arc::new(connection)));
+        if let Some(railed) = rail {
+            connections.railed.insert(lane, railed);
+        }
+        let rail = connections.rail_of(lane);
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
-        routes.tell(|| Inbound::LaneUp(lane, 0));
+        routes.tell(|| Inbound::LaneUp(lane, rail));
         true
     }
 
@@ -331,10 +347,7 @@ impl Peer {
             let dropped = std::mem::take(&mut connections.up);
             let over = connections.closed;
             for (_, railed) in connections.railed.drain().filter(|_| !over) {
-                // Nobody makes rails any more if the session is about to end.
-                let _ = railed
-                    .lost
-                    .send((railed.link, "it was given up".to_owned()));
+                railed.tell_lost(&LostReason::Detached);
             }
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
             for (lane, _) in &dropped {
@@ -402,8 +415,7 @@ impl Peer {
             };
             let (lane, _) = connections.up.swap_remove(at);
             if let Some(railed) = connections.railed.remove(&lane) {
-                // Nobody makes rails any more if the session is about to end.
-                let _ = railed.lost.send((railed.link, reason.to_string()));
+                railed.tell_lost(reason);
             }
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
             routes.tell(|| Inbound::LaneDown(lane));

@@ -28,7 +28,7 @@ use crate::memory::Slot;
 use crate::storage::sink::{self, Placed, PlacedPage, Sink};
 use crate::storage::{SinkFile, StorageError};
 use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
-use crate::wire::message::{HashKind, Remark, Wanted};
+use crate::wire::message::{Carried, HashKind, Remark, Wanted};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
 
@@ -61,6 +61,8 @@ struct Driver {
     /// Fetches on lanes, by the number that the lane knows each by.
     fetches: HashMap<u64, Posted>,
     next_fetch: u64,
+    /// What has landed as far as the session's activity was told.
+    counted: Carried,
     packs: HashMap<RegionId, Arc<Slot>>,
     /// Pages waiting for their turn: they are placed in order, one at a time.
     pages: VecDeque<(u64, Vec<Item>)>,
@@ -90,8 +92,6 @@ struct Posted {
     /// What the engine knows it by.
     token: FetchToken,
     target: Target,
-    rail: u16,
-    bytes: u64,
 }
 
 /// What a fetch is for.
@@ -134,6 +134,7 @@ impl Receiving {
             files: HashMap::new(),
             fetches: HashMap::new(),
             next_fetch: 0,
+            counted: Carried::default(),
             packs: HashMap::new(),
             pages: VecDeque::new(),
             placing: false,
@@ -215,6 +216,20 @@ impl Driver {
             Inbound::Lane(_) => return,
         };
         self.engine.handle(input);
+        self.count_carried();
+    }
+
+    /// Adds what has landed since the last call to what the session tells of its bytes.
+    fn count_carried(&mut self) {
+        let now = self.engine.ledger().carried;
+        let more = Carried {
+            tcp: now.tcp - self.counted.tcp,
+            rdma: now.rdma - self.counted.rdma,
+        };
+        if more != Carried::default() {
+            self.seat.peer.activity().traffic().received(more);
+            self.counted = now;
+        }
     }
 
     /// What the engine is told of a fetch that is over; nothing if it is not one of ours.
@@ -223,15 +238,10 @@ impl Driver {
         number: u64,
         result: Result<crate::lane::Landed, FetchError>,
     ) -> Option<Input> {
-        let Posted {
-            token,
-            target,
-            rail,
-            bytes,
-        } = self.fetches.remove(&number)?;
+        let Posted { token, target } = self.fetches.remove(&number)?;
         let result = match result {
             Ok(landed) => {
-                self.seat.peer.activity().traffic().received(rail, bytes);
+                self.watch.stored();
                 if let (Target::Pack(region), Some(slot)) = (target, landed.slot) {
                     self.packs.insert(region, Arc::new(slot));
                 }
@@ -254,7 +264,12 @@ impl Driver {
     fn job_done(&mut self, done: Done) -> Option<Ended> {
         self.watch.progressed();
         let input = match done {
-            Done::Input(input) => input,
+            Done::Input(input) => {
+                if let Input::PackStored { .. } = &input {
+                    self.watch.stored();
+                }
+                input
+            }
             Done::Prepared(entry, result) => {
                 let result = result.map(|sink| {
                     if let Some(file) = self.files.get_mut(&entry) {
@@ -354,7 +369,7 @@ impl Driver {
     async fn output(&mut self, output: Output) -> Option<Ended> {
         match output {
             Output::Send(message) => {
-                if matches!(message, Message::Finish | Message::Failed(_)) {
+                if matches!(message, Message::Finish(_) | Message::Failed(_)) {
                     self.tell_remarks();
                 }
                 self.seat.say(message);
@@ -537,15 +552,10 @@ impl Driver {
     /// Gives a fetch, which bears the next number, to its lane.
     fn post(&mut self, token: FetchToken, target: Target, lane: LaneId, fetch: Fetch) {
         let number = self.next_fetch;
-        let posted = Posted {
-            token,
-            target,
-            rail: self.seat.peer.rail_of(lane),
-            bytes: fetch.len,
-        };
+        self.watch.reads();
         if self.seat.fetch(lane, fetch) {
             self.next_fetch += 1;
-            self.fetches.insert(number, posted);
+            self.fetches.insert(number, Posted { token, target });
         } else {
             self.lost.push(token);
         }

@@ -25,7 +25,7 @@ use super::remarks::Remarks;
 use super::watch::{Attention, Ended, Watch};
 use crate::engine::sender::{ExposedWindow, FilledPack, Input, Output, SenderOptions};
 use crate::engine::{Event, Sender};
-use crate::ids::{EntryId, RegionId};
+use crate::ids::{EntryId, RegionId, TransferId};
 use crate::integrity::Sha256Ahead;
 use crate::lane::LaneEvent;
 use crate::storage::source::{OpenSource, Source};
@@ -171,7 +171,10 @@ impl Driver {
                 // Only then, so that a slot wakes nobody who has no use for it.
                 () = memory_returned, if self.exposing.is_waiting() => {}
                 _ = looks.tick() => {
-                    for failed in self.exposing.end_leases(Instant::now()) {
+                    let now = Instant::now();
+                    let mut failed = self.exposing.end_leases(now);
+                    failed.extend(self.exposing.end_waits(now));
+                    for failed in failed {
                         self.engine.handle(failed);
                     }
                 }
@@ -260,10 +263,12 @@ impl Driver {
             }
             Done::PackFilled(region, pack, way) => {
                 self.exposing.filled(region, pack.len > 0, way);
+                self.tell_refusal();
                 Input::PackFilled { region, pack }
             }
             Done::Exposed(region, Ok((window, made))) => {
                 self.exposing.exposed(region, Some(made));
+                self.tell_refusal();
                 let result = Ok(window);
                 Input::Exposed { region, result }
             }
@@ -373,6 +378,14 @@ impl Driver {
         for (text, path) in self.remarks.take() {
             let fault = Fault::new(FaultCode::Special, text);
             self.watch.warn(path, fault).await;
+        }
+    }
+
+    /// The receiver reports which way bytes went, and should be able to say why.
+    fn tell_refusal(&self) {
+        if let Some(reason) = self.exposing.untold_refusal() {
+            let message = Message::RailMemory { reason };
+            self.seat.peer.say(TransferId::NONE, message);
         }
     }
 

@@ -4,6 +4,10 @@
 //! transfer or operation. What a client asks is checked against the exports here; below this module
 //! nothing knows an export's name.
 
+mod entering;
+mod rails;
+mod transfers;
+
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,53 +17,34 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
 
+pub(super) use self::entering::Entered;
+use self::entering::{Leaving, enter};
 use super::activity::Traffic;
-use super::admission::{self, Handshakes, Origin, Place};
+use super::admission::{Handshakes, Origin, Place};
 use super::control::{self, Greeted, Greeting, HANDSHAKE_DEADLINE, TlsReader};
 use super::data::{self, ConnectionKind, DATA_HANDSHAKE_DEADLINE, SessionKey};
 use super::machinery::Machinery;
 use super::peer::{Peer, Seat};
 use super::pulse::Pulse;
-use super::rails::adapters::{SessionAdapters, register_for_rails, survey};
-use super::rails::pairing::PeerPolicy;
-use super::rails::server::ServerRules;
+use super::rails::by_cm::Reception;
 use super::rails::talk::RailSender;
-use super::receiving::Receiving;
-use super::sending::Sending;
-use super::watch::{Ended, Watch, WatchOptions};
-use super::{SOFTWARE, operating};
-use crate::engine::receiver::ReceiverOptions;
-use crate::engine::sender::SenderOptions;
+use super::{SOFTWARE, benching, operating};
 use crate::ids::{SessionId, TransferId};
-use crate::options::RdmaOptions;
+use crate::options::{RdmaConnect, RdmaOptions};
 use crate::server::ServerLimits;
+use crate::storage::Root;
 use crate::storage::error::ShownPath;
-use crate::storage::sink::{Sink, SinkOptions};
-use crate::storage::source::{Source, SourceSpec, WalkOptions};
-use crate::storage::{LastSymlink, Root};
-use crate::wire::level::{LEVEL_RAILS, LEVEL_STATUS};
-use crate::wire::message::{Direction, Open, RemotePath, Running, TransportOffer};
+use crate::wire::level::{LEVEL_BENCH, LEVEL_RAILS, LEVEL_STATUS};
+use crate::wire::message::{RemotePath, TransportOffer};
 use crate::wire::{Fault, FaultCode, Message};
-
-/// A transfer whose client lets nothing move for this long is ended; the client's own limit is
-/// shorter unless it was raised.
-const STALL_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Operations that run at once, of all sessions and of one. They may wait for their client's credit,
 /// so they have threads of their own and never take a worker from a transfer.
 const OPERATIONS_MAX: usize = 32;
 const OPERATIONS_PER_SESSION_MAX: usize = 4;
 
-/// A session with nothing under way gives up its place for a new one: soon if it has never asked for
-/// anything, late if it has. While there is room, nobody has to go.
-const IDLE_BEFORE_REQUEST: Duration = Duration::from_secs(30);
-const IDLE_AFTER_REQUEST: Duration = Duration::from_secs(600);
-
 /// Pause after the system had no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// How long what was found of the RDMA ports is told to clients.
-const RDMA_FOUND_FOR: Duration = Duration::from_secs(5);
 
 /// An export, open.
 pub(crate) struct Exported {
@@ -75,6 +60,8 @@ pub(crate) struct Serving {
     tls: Arc<rustls::ServerConfig>,
     limits: ServerLimits,
     rdma: RdmaOptions,
+    /// Who listens with rdma_cm, if that is wanted.
+    reception: Option<Arc<Reception>>,
     /// What was last found of rdma here, and when.
     rdma_found: tokio::sync::Mutex<Option<(Instant, TransportOffer)>>,
     handshakes: Arc<Handshakes>,
@@ -90,28 +77,6 @@ pub(crate) struct Serving {
     ended: Notify,
 }
 
-/// A session in the table. It has no peer until its client was welcomed.
-pub(super) struct Entered {
-    key: SessionKey,
-    origin: Origin,
-    pub(super) peer: Option<Arc<Peer>>,
-    pub(super) from: SocketAddr,
-    pub(super) software: String,
-}
-
-impl Entered {
-    /// How long it has been idle, if that is long enough to give up its place.
-    fn idle(&self) -> Option<Duration> {
-        let idle = self.peer.as_ref()?.idle()?;
-        let limit = if idle.asked {
-            IDLE_AFTER_REQUEST
-        } else {
-            IDLE_BEFORE_REQUEST
-        };
-        (idle.since.elapsed() >= limit).then(|| idle.since.elapsed())
-    }
-}
-
 impl Serving {
     pub(crate) fn new(
         machinery: Machinery,
@@ -125,6 +90,8 @@ impl Serving {
             exports,
             tls,
             limits,
+            reception: (rdma.enabled && rdma.connect == RdmaConnect::Cm)
+                .then(|| Reception::new(rdma.cm_port)),
             rdma,
             rdma_found: tokio::sync::Mutex::default(),
             handshakes: Handshakes::new(limits.handshakes_max),
@@ -184,6 +151,9 @@ impl Serving {
     /// Ends all sessions now.
     pub(crate) fn end(&self) {
         self.draining.send_replace(true);
+        if let Some(reception) = &self.reception {
+            reception.close();
+        }
         let peers: Vec<_> = self
             .lock()
             .values()
@@ -215,70 +185,6 @@ impl Serving {
 
     pub(super) fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Entered>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What a client is told of the transports here.
-    pub(crate) async fn transports(&self) -> Vec<TransportOffer> {
-        let offer = |name: &str, available, reason: &str| TransportOffer {
-            name: name.to_owned(),
-            available,
-            reason: reason.to_owned(),
-        };
-        vec![
-            self.rdma_offer().await,
-            offer("tcp", true, "always there"),
-            offer("local", false, "not part of this release"),
-        ]
-    }
-
-    /// Looked at anew now and then: ports and their addresses come and go.
-    async fn rdma_offer(&self) -> TransportOffer {
-        let mut found = self.rdma_found.lock().await;
-        if let Some((when, offer)) = &*found
-            && when.elapsed() < RDMA_FOUND_FOR
-        {
-            return offer.clone();
-        }
-        let options = self.rdma.clone();
-        let looking = self.machinery.workers.run(move || survey(&options));
-        let survey = looking.await.unwrap_or_default();
-        let ports: Vec<_> = survey
-            .ports
-            .iter()
-            .map(|port| port.port.label.as_str())
-            .collect();
-        let available = !ports.is_empty();
-        let offer = TransportOffer {
-            name: "rdma".to_owned(),
-            available,
-            reason: if available {
-                ports.join(", ")
-            } else {
-                survey.reasons.join("; ")
-            },
-        };
-        *found = Some((Instant::now(), offer.clone()));
-        offer
-    }
-
-    /// Begins to answer a session's offers of rails.
-    fn rails(&self, peer: &Arc<Peer>, client: IpAddr) -> RailSender {
-        // Whether the client does without tcp is its affair: the keys for that cost nothing.
-        register_for_rails(peer, self.rdma.memory, false);
-        let rules = ServerRules {
-            policy: PeerPolicy {
-                peer: client,
-                networks: self.rdma.peer_networks.clone(),
-            },
-            queue_pairs_max: self.rdma.queue_pairs,
-        };
-        super::rails::server::start(
-            SessionAdapters::new(&peer.rails, self.rdma.clone()),
-            Arc::clone(peer),
-            self.machinery.workers.clone(),
-            Arc::clone(&peer.rails.book),
-            rules,
-        )
     }
 
     /// Finds what a client named.
@@ -436,6 +342,7 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     let spoken = Spoken {
         rails_from: (control.level >= LEVEL_RAILS).then_some(control.peer.ip()),
         status: control.level >= LEVEL_STATUS,
+        bench: control.level >= LEVEL_BENCH,
     };
     let fault = tokio::select! {
         fault = read(&serving, control.reader, &peer, spoken, &pulse) => fault,
@@ -451,102 +358,13 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     drop(left);
 }
 
-/// Enters a session in the table, so that its data connections are known from the welcome on. Says
-/// why not.
-fn enter(serving: &Serving, id: SessionId, greeted: &Greeted) -> Option<Fault> {
-    if serving.is_draining() {
-        return Some(Fault::new(
-            FaultCode::Busy,
-            "the server is shutting down; try again later",
-        ));
-    }
-    let key = match greeted.session_key(id) {
-        Ok(key) => key,
-        Err(error) => return Some(Fault::new(FaultCode::Internal, error.to_string())),
-    };
-    let origin = Origin::of(greeted.peer().ip());
-    let mut sessions = serving.lock();
-    let evicted = match make_room(&mut sessions, origin, serving.limits.sessions_max) {
-        Ok(evicted) => evicted,
-        Err(fault) => return Some(fault),
-    };
-    let entered = Entered {
-        key,
-        origin,
-        peer: None,
-        from: greeted.peer(),
-        software: greeted.hello().software.clone(),
-    };
-    sessions.insert(id, entered);
-    drop(sessions);
-    if let Some(peer) = evicted {
-        let text = "the session was idle and its place was needed; connect again";
-        let fault = Fault::new(FaultCode::Busy, text);
-        peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
-        peer.close(&fault);
-    }
-    None
-}
-
-/// Sees to it that one session more from `origin` may be entered; if another had to be taken out for
-/// it, that one's peer.
-fn make_room(
-    sessions: &mut HashMap<SessionId, Entered>,
-    origin: Origin,
-    sessions_max: usize,
-) -> Result<Option<Arc<Peer>>, Fault> {
-    let mut held: HashMap<Origin, usize> = HashMap::new();
-    for entered in sessions.values() {
-        *held.entry(entered.origin).or_default() += 1;
-    }
-    let own = held.get(&origin).copied().unwrap_or(0);
-    if admission::is_fair(own, sessions.len(), sessions_max) {
-        return Ok(None);
-    }
-    let is_full = sessions.len() >= sessions_max;
-    // One of its own if there are places for others; else one of whoever has most.
-    let idle = sessions
-        .iter()
-        .filter(|(_, entered)| is_full || entered.origin == origin)
-        .filter_map(|(id, entered)| Some((held.get(&entered.origin), entered.idle()?, *id)))
-        .max();
-    if let Some((.., id)) = idle {
-        return Ok(sessions.remove(&id).and_then(|entered| entered.peer));
-    }
-    let text = if is_full {
-        format!(
-            "the server has {} sessions and takes no more; try again later",
-            sessions.len()
-        )
-    } else {
-        format!(
-            "there are {own} sessions from this address, and what is left is kept for others; try \
-             again later"
-        )
-    };
-    Err(Fault::new(FaultCode::Busy, text))
-}
-
-/// Takes a session out of the table, however its task ends.
-struct Leaving<'a> {
-    serving: &'a Serving,
-    id: SessionId,
-}
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        let entered = self.serving.lock().remove(&self.id);
-        if let Some(peer) = entered.and_then(|entered| entered.peer) {
-            self.serving.past.add(peer.activity().traffic());
-        }
-        self.serving.ended.notify_waiters();
-    }
-}
-
 /// What can be spoken of at a session's level.
+#[derive(Clone, Copy)]
 struct Spoken {
     /// Rails, by a client at this address.
     rails_from: Option<IpAddr>,
+    /// Memory to measure with.
+    bench: bool,
     /// The server's status.
     status: bool,
 }
@@ -592,7 +410,7 @@ async fn read(
             {
                 let told = match spoken.rails_from {
                     Some(client) => rails
-                        .get_or_insert_with(|| serving.rails(peer, client))
+                        .get_or_insert_with(|| serving.rails(peer, client, &message))
                         .hear(message),
                     None => Err(Fault::new(
                         FaultCode::Protocol,
@@ -609,9 +427,29 @@ async fn read(
                 peer.inform(|| serving.status(query, peer.id));
                 Ok(())
             }
+            Message::RailMemory { reason } if transfer == TransferId::NONE => {
+                tracing::info!(
+                    session = %peer.id,
+                    reason = %reason.escape_debug(),
+                    "the client's memory can't be read over its rails"
+                );
+                Ok(())
+            }
             Message::Open(open) => begin(serving, peer, transfer).map(|seat| {
-                run(serving, transfer_task(Arc::clone(serving), seat, open));
+                run(serving, transfers::run(Arc::clone(serving), seat, open));
             }),
+            Message::Bench { region_bytes } if spoken.bench => {
+                begin(serving, peer, transfer).map(|seat| {
+                    run(
+                        serving,
+                        benching::run(Arc::clone(serving), seat, region_bytes),
+                    );
+                })
+            }
+            Message::Bench { .. } => Err(Fault::new(
+                FaultCode::Protocol,
+                "memory to measure with can't be asked for at this session's level",
+            )),
             Message::Operate(operation) => begin(serving, peer, transfer).map(|seat| {
                 run(
                     serving,
@@ -687,175 +525,6 @@ impl Subject {
             path: ShownPath(path).to_string(),
         }
     }
-}
-
-/// The server's half of one transfer.
-async fn transfer_task(serving: Arc<Serving>, seat: Seat, open: Open) {
-    let (transfer, session) = (seat.transfer, seat.peer.id);
-    let (direction, places) = match &open.direction {
-        Direction::Pull(sources) => ("pull", sources.as_slice()),
-        Direction::Push { destination, .. } => ("push", std::slice::from_ref(destination)),
-    };
-    let Subject { export, path } = Subject::of(places.first());
-    let sources = match &open.direction {
-        Direction::Pull(sources) => sources.len(),
-        Direction::Push { placement, .. } => placement.roots.len(),
-    };
-    tracing::info!(
-        %session, %transfer, direction, export, path, sources, hash = ?open.hash, "transfer began"
-    );
-    let shared = Arc::default();
-    let kind = match &open.direction {
-        Direction::Pull(_) => Running::Pull,
-        Direction::Push { .. } => Running::Push,
-    };
-    let about = format!("{export}/{path}");
-    let activity = seat.peer.activity();
-    let _begun = activity.begin(transfer, kind, about, Arc::clone(&shared));
-    // The owner is the client; it cancels by message.
-    let (_cancel, cancel) = watch::channel(None);
-    let watch = |roots| {
-        Watch::new(WatchOptions {
-            transfer,
-            roots,
-            locations: None,
-            shared: Arc::clone(&shared),
-            events: None,
-            cancel: cancel.clone(),
-            stall_timeout: STALL_TIMEOUT,
-        })
-    };
-    let peer = Arc::clone(&seat.peer);
-    let ended = match open.direction.clone() {
-        Direction::Pull(sources) => send(&serving, seat, &open, sources, watch).await,
-        Direction::Push { .. } => receive(&serving, seat, &open, watch).await,
-    };
-    match ended {
-        Ok(Ended {
-            ledger,
-            totals,
-            fault,
-            told,
-        }) => {
-            let result = match &fault {
-                Some(_) => "ended early",
-                None if ledger.failed > 0 => "some failed",
-                None => "done",
-            };
-            tracing::info!(
-                %session,
-                %transfer,
-                direction,
-                export,
-                path,
-                result,
-                reason = fault.as_ref().map(|fault| fault.text.escape_debug().to_string()),
-                files = totals.files,
-                published = ledger.published,
-                updated = ledger.updated,
-                unchanged = ledger.unchanged,
-                failed = ledger.failed,
-                bytes = ledger.bytes,
-                "transfer ended"
-            );
-            if let Some(fault) = fault.filter(|_| !told) {
-                peer.say(transfer, Message::Failed(fault));
-            }
-        }
-        Err(fault) => {
-            let reason = fault.text.escape_debug();
-            tracing::info!(
-                %session, %transfer, direction, export, path, result = "refused", %reason,
-                "transfer ended"
-            );
-            peer.say(transfer, Message::Failed(fault));
-        }
-    }
-}
-
-async fn send(
-    serving: &Serving,
-    seat: Seat,
-    open: &Open,
-    sources: Vec<RemotePath>,
-    watch: impl FnOnce(Vec<Vec<u8>>) -> Watch,
-) -> Result<Ended, Fault> {
-    let mut specs = Vec::with_capacity(sources.len());
-    let mut roots = Vec::with_capacity(sources.len());
-    for source in sources {
-        let export = serving.export(&source)?;
-        specs.push(SourceSpec {
-            root: Arc::clone(&export.root),
-            path: source.path.clone(),
-        });
-        roots.push(source.path);
-    }
-    let walk = WalkOptions {
-        recursive: open.recursive,
-        preserve: open.preserve,
-        hash: open.hash,
-        chunk: open.chunk,
-    };
-    let options = SenderOptions {
-        first_region: seat.first_region(),
-        ..SenderOptions::new(open.hash, open.chunk)
-    };
-    seat.say(Message::Opened);
-    let run = Sending {
-        seat,
-        machinery: serving.machinery.clone(),
-        source: Arc::new(Source::new(specs, walk)),
-        options,
-        watch: watch(roots),
-    };
-    Ok(run.run().await)
-}
-
-async fn receive(
-    serving: &Serving,
-    seat: Seat,
-    open: &Open,
-    watch: impl FnOnce(Vec<Vec<u8>>) -> Watch,
-) -> Result<Ended, Fault> {
-    let Direction::Push {
-        destination,
-        placement,
-        overwrite,
-        sync,
-    } = open.direction.clone()
-    else {
-        return Err(Fault::new(
-            FaultCode::Internal,
-            "a pull can't be received here",
-        ));
-    };
-    let export = serving.writable_export(&destination)?;
-    let roots = placement
-        .roots
-        .iter()
-        .map(|root| root.name.clone())
-        .collect();
-    let options = SinkOptions {
-        last_symlink: LastSymlink::Follow,
-        placement,
-        overwrite,
-        preserve: open.preserve,
-        sync,
-    };
-    let root = Arc::clone(&export.root);
-    let sink = Sink::new(root, destination.path, options);
-    seat.say(Message::Opened);
-    let run = Receiving {
-        seat,
-        workers: serving.machinery.workers.clone(),
-        sink: Arc::new(sink),
-        options: ReceiverOptions {
-            end_when_full: true,
-            ..ReceiverOptions::new(open.hash, open.chunk)
-        },
-        watch: watch(roots),
-    };
-    Ok(run.run().await)
 }
 
 /// An error and its causes on one line.

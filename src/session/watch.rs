@@ -59,8 +59,17 @@ pub(crate) struct Totals {
     /// Bytes of the published files.
     pub(crate) bytes_published: u64,
     pub(crate) warnings: u64,
+    /// When the first READ was posted and when the last chunk or pack was stored, at a receiver.
+    data: Option<(Instant, Instant)>,
     /// The first failures with their paths, without those that follow from a directory's.
     pub(crate) failures: Vec<Failure>,
+}
+
+impl Totals {
+    /// From the first READ to the last bytes in a file; nothing where this end sends, or read nothing.
+    pub(crate) fn data_elapsed(&self) -> Option<Duration> {
+        self.data.map(|(began, ended)| ended - began)
+    }
 }
 
 /// How a run ended.
@@ -122,6 +131,19 @@ impl Watch {
     /// Something moved: the stall clock starts again.
     pub(crate) fn progressed(&mut self) {
         self.moved = Instant::now();
+    }
+
+    /// A READ is posted.
+    pub(crate) fn reads(&mut self) {
+        let now = Instant::now();
+        self.totals.data.get_or_insert((now, now));
+    }
+
+    /// Bytes that were read are where they were to go.
+    pub(crate) fn stored(&mut self) {
+        if let Some((_, ended)) = &mut self.totals.data {
+            *ended = Instant::now();
+        }
     }
 
     /// The run is being ended; from now on only its ending is watched.

@@ -78,6 +78,16 @@ pub enum LostReason {
     Shutdown,
 }
 
+impl LostReason {
+    /// The kernel's answer, if it was one.
+    pub fn io(&self) -> Option<&io::Error> {
+        match self {
+            Self::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for LostReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -40,6 +40,11 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Whether nothing is left: an optional field at the end of a body is not there.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     fn take(&mut self, len: usize) -> Result<&'a [u8], WireError> {
         let truncated = WireError::Truncated {
             message: self.message,

@@ -13,9 +13,9 @@ use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use crate::wire::codec::Reader;
 use crate::wire::kind::Kind;
 use crate::wire::message::{
-    ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind, ManifestPage,
-    Message, Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey, Remark,
-    RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
+    Carried, ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind,
+    ManifestPage, Message, Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey,
+    Remark, RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
 };
 use crate::wire::{Fault, FaultCode, WireError, rail, status, tag};
 
@@ -48,6 +48,9 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
         }
         Kind::StatusQuery => Message::StatusQuery(status::read_query(r)?),
         Kind::StatusPage => Message::StatusPage(status::read_page(r)?),
+        Kind::RailMemory => Message::RailMemory {
+            reason: r.text("reason")?,
+        },
         Kind::Open => Message::Open(read_open(r)?),
         Kind::Opened => Message::Opened,
         Kind::Failed => Message::Failed(read_fault(r)?),
@@ -77,9 +80,17 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
         Kind::Settled => Message::Settled(r.list(BATCH_ENTRIES_MAX, 9, "entries", |r| {
             Ok((read_entry_id(r)?, read_outcome(r)?))
         })?),
-        Kind::Finish => Message::Finish,
+        Kind::Finish => Message::Finish(Carried {
+            tcp: r.u64()?,
+            rdma: r.u64()?,
+        }),
         Kind::Finished => Message::Finished,
         Kind::Remarks => Message::Remarks(r.short_list(REMARKS_MAX, 10, "remarks", read_remark)?),
+        Kind::Bench => {
+            let region_bytes = r.u64()?;
+            r.require(region_bytes > 0, "region bytes")?;
+            Message::Bench { region_bytes }
+        }
         Kind::Operate => Message::Operate(read_operation(r)?),
         Kind::Listing => {
             Message::Listing(r.list(BATCH_ENTRIES_MAX, LISTED_BYTES_MIN, "lines", read_listed)?)

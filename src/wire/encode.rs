@@ -46,8 +46,13 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
         Message::RailDown { link, reason } => rail::write_down(w, link, reason),
         Message::StatusQuery(query) => status::write_query(w, query),
         Message::StatusPage(page) => status::write_page(w, page),
+        Message::RailMemory { reason } => w.text(reason),
         Message::Open(open) => write_open(w, open),
-        Message::Opened | Message::Finish | Message::Finished | Message::Done => {}
+        Message::Finish(carried) => {
+            w.u64(carried.tcp);
+            w.u64(carried.rdma);
+        }
+        Message::Opened | Message::Finished | Message::Done => {}
         Message::Credit {
             pages,
             region_bytes,
@@ -99,6 +104,7 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
             );
         }
         Message::Remarks(remarks) => w.short_list(remarks, REMARKS_MAX, "remarks", write_remark),
+        Message::Bench { region_bytes } => w.u64(*region_bytes),
         Message::Operate(operation) => write_operation(w, operation),
         Message::Listing(lines) => w.list(lines, BATCH_ENTRIES_MAX, "lines", write_listed),
     }

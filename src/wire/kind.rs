@@ -48,6 +48,7 @@ kinds! {
     RailDown = 11,
     StatusQuery = 12,
     StatusPage = 13,
+    RailMemory = 14,
     Open = 16,
     Opened = 17,
     Failed = 18,
@@ -65,6 +66,7 @@ kinds! {
     Finish = 30,
     Finished = 31,
     Remarks = 32,
+    Bench = 33,
     Operate = 48,
     Listing = 49,
     Done = 50,
@@ -73,7 +75,7 @@ kinds! {
 impl Kind {
     /// Whether a reader that does not know it may skip it.
     pub(super) const fn may_be_skipped(self) -> bool {
-        matches!(self, Self::Remarks)
+        matches!(self, Self::Remarks | Self::RailMemory)
     }
 
     /// Whether it belongs to the session and so stands under no transfer's id.

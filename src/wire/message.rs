@@ -20,7 +20,7 @@
 //!                   <-      Closed
 //!   Settled         ->                     published, updated, unchanged or failed; durable when told
 //!   Remarks         ->                     what was left out, before the Settled of what it names
-//!   Finish          ->                     everything is settled
+//!   Finish          ->                     everything is settled, and how its bytes came
 //!                   <-      Finished
 //! ```
 //!
@@ -33,8 +33,9 @@ use crate::manifest::{Item, Version};
 use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use crate::wire::Fault;
 pub use crate::wire::rail::{
-    GidKind, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair, RailAnswer, RailConnect,
-    RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady,
+    GidKind, Invitation, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair,
+    RAIL_TOKEN_BYTES, RailAnswer, RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair,
+    RailPort, RailReady, RailToken,
 };
 
 pub use crate::wire::status::{
@@ -96,6 +97,12 @@ pub enum Message {
     StatusQuery(StatusQuery),
     /// Server: what it does, and some of its sessions.
     StatusPage(StatusPage),
+    /// Either way: memory could not be made readable over the rails, so bytes of the one who says
+    /// this go by tcp. For people only: who does not know it skips it.
+    RailMemory {
+        /// Why.
+        reason: String,
+    },
 
     /// Client: begin a transfer under the envelope's id.
     Open(Open),
@@ -141,13 +148,20 @@ pub enum Message {
     },
     /// Receiver: these entries are done with, each durable if published. The sender forgets them.
     Settled(Vec<(EntryId, Outcome)>),
-    /// Receiver: the last page came and everything in it is settled.
-    Finish,
+    /// Receiver: the last page came and everything in it is settled. With how its bytes came, which
+    /// only a receiver knows.
+    Finish(Carried),
     /// Sender: seen.
     Finished,
     /// Receiver: what it left out or did otherwise. Adds to what was remarked before. A sender that
     /// does not know it skips it.
     Remarks(Vec<Remark>),
+    /// Client: memory is wanted to measure the transport with. The server answers with a Grant
+    /// without parts; Credit of nothing keeps its lease, Release ends it, and Done answers that.
+    Bench {
+        /// Bytes of the region; it may have fewer.
+        region_bytes: u64,
+    },
 
     /// Client: one operation outside transfers.
     Operate(Operation),
@@ -155,6 +169,15 @@ pub enum Message {
     Listing(Vec<Listed>),
     /// Server: the operation is done, completely.
     Done,
+}
+
+/// Payload bytes that landed, by the way they came; what was read twice counts twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Over data connections.
+    pub tcp: u64,
+    /// Over RDMA rails.
+    pub rdma: u64,
 }
 
 /// The client's greeting.

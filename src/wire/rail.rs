@@ -10,13 +10,19 @@
 //!   (each end READs the other's probe over every queue pair)
 //!   RailProof        <->   RailProof      what the READ brought
 //!   RailDown         <->   RailDown       this queue pair is gone, or came to nothing
+//!   RailMemory       <->   RailMemory     what its sender offers can't be READ over rails, and why
 //! ```
+//!
+//! Where the queue pairs are connected by rdma_cm, the answer has invitations: the client dials each of
+//! the server's queue pairs, with its token, before it says RailConnect.
 //!
 //! A probe is some random bytes of fresh memory, so whoever can tell them has READ them through this
 //! very queue pair; their digest goes ahead, so that the reader knows by itself whether it read
 //! the right ones. A queue pair is in use at an end when its own READ was right and the other end's
 //! proof was. Every message carries its attempt's number: what belongs to an earlier one is ignored.
 //! Nothing here knows a device; the numbers are the peer's word until they were tried.
+
+use std::fmt;
 
 use crate::ids::RemoteKey;
 use crate::limits::{PORT_GIDS_MAX, RAIL_PORTS_MAX, RAIL_QUEUE_PAIRS_MAX, RAILS_MAX};
@@ -36,6 +42,19 @@ pub struct RailOffer {
     pub attempt: u32,
     /// The client's usable ports that lack queue pairs.
     pub ports: Vec<RailPort>,
+    /// The client makes no data connections by tcp: what can't go by rails can't be had.
+    pub rails_only: bool,
+    /// How the client would have them connected; `None` from a release that knows one way only.
+    pub connect: Option<RailDial>,
+}
+
+/// How queue pairs are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RailDial {
+    /// By their numbers, unless the server wants it otherwise.
+    Direct,
+    /// By rdma_cm, or not at all.
+    Cm,
 }
 
 /// An RDMA port as its owner describes it.
@@ -149,6 +168,8 @@ pub struct RailAnswer {
     pub rails: Vec<RailPair>,
     /// Why there are not more, a reason a port or one for all.
     pub reasons: Vec<String>,
+    /// One of the reasons may pass by itself, so that a later offer may come to more.
+    pub may_pass: bool,
 }
 
 /// A rail that can be tried.
@@ -164,6 +185,32 @@ pub struct RailPair {
     pub server: RailPort,
     /// The server's half.
     pub end: RailEnd,
+    /// Where to dial; `None`: connected by their numbers.
+    pub invitation: Option<Invitation>,
+}
+
+/// Where a server listens with rdma_cm for the queue pairs of a rail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invitation {
+    /// The IP address of its port; an IPv4 one is mapped.
+    pub address: [u8; 16],
+    /// The port in rdma_cm's space, which has nothing to do with tcp's.
+    pub port: u16,
+    /// What each of its queue pairs' requests has to carry.
+    pub tokens: Vec<RailToken>,
+}
+
+/// Bytes of a token.
+pub const RAIL_TOKEN_BYTES: usize = 32;
+
+/// The secret that opens a listener once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RailToken(pub [u8; RAIL_TOKEN_BYTES]);
+
+impl fmt::Debug for RailToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RailToken")
+    }
 }
 
 /// One end's half of a rail in the making.
@@ -256,12 +303,28 @@ fn read_rail(r: &mut Reader<'_>) -> Result<u16, WireError> {
 pub(super) fn write_offer(w: &mut Writer<'_>, offer: &RailOffer) {
     w.u32(offer.attempt);
     w.short_list(&offer.ports, RAIL_PORTS_MAX, "ports", write_port);
+    w.boolean(offer.rails_only);
+    match offer.connect {
+        None => {}
+        Some(RailDial::Direct) => w.u8(tag::DIAL_DIRECT),
+        Some(RailDial::Cm) => w.u8(tag::DIAL_CM),
+    }
 }
 
 pub(super) fn read_offer(r: &mut Reader<'_>) -> Result<RailOffer, WireError> {
     Ok(RailOffer {
         attempt: r.u32()?,
         ports: r.short_list(RAIL_PORTS_MAX, PORT_BYTES_MIN, "ports", read_port)?,
+        rails_only: r.boolean("rails only")?,
+        connect: if r.is_at_end() {
+            None
+        } else {
+            Some(match r.u8()? {
+                tag::DIAL_DIRECT => RailDial::Direct,
+                tag::DIAL_CM => RailDial::Cm,
+                _ => return Err(r.invalid("way of connecting")),
+            })
+        },
     })
 }
 
@@ -365,11 +428,24 @@ pub(super) fn write_answer(w: &mut Writer<'_>, answer: &RailAnswer) {
         write_end(w, &pair.end);
     });
     write_reasons(w, &answer.reasons);
+    w.boolean(answer.may_pass);
+    let invited: Vec<_> = (0..)
+        .zip(&answer.rails)
+        .filter_map(|(at, pair)| Some((at, pair.invitation.as_ref()?)))
+        .collect();
+    w.short_list(&invited, RAILS_MAX - 1, "invitations", |w, (at, told)| {
+        w.u8(*at);
+        w.array(&told.address);
+        w.u16(told.port);
+        w.short_list(&told.tokens, RAIL_QUEUE_PAIRS_MAX, "tokens", |w, token| {
+            w.array(&token.0);
+        });
+    });
 }
 
 pub(super) fn read_answer(r: &mut Reader<'_>) -> Result<RailAnswer, WireError> {
     let item_bytes_min = 4 + PORT_BYTES_MIN + END_BYTES_MIN;
-    Ok(RailAnswer {
+    let mut answer = RailAnswer {
         attempt: r.u32()?,
         rails: r.short_list(RAILS_MAX - 1, item_bytes_min, "rails", |r| {
             let rail = read_rail(r)?;
@@ -385,10 +461,44 @@ pub(super) fn read_answer(r: &mut Reader<'_>) -> Result<RailAnswer, WireError> {
                 gid,
                 server,
                 end: read_end(r)?,
+                invitation: None,
             })
         })?,
         reasons: read_reasons(r)?,
-    })
+        may_pass: r.boolean("may pass")?,
+    };
+    if !r.is_at_end() {
+        read_invitations(r, &mut answer.rails)?;
+    }
+    Ok(answer)
+}
+
+/// Index of the rail, address, port, and one token.
+const INVITATION_BYTES_MIN: usize = 1 + 16 + 2 + 1 + RAIL_TOKEN_BYTES;
+
+fn read_invitations(r: &mut Reader<'_>, rails: &mut [RailPair]) -> Result<(), WireError> {
+    let invited = r.short_list(RAILS_MAX - 1, INVITATION_BYTES_MIN, "invitations", |r| {
+        let at = usize::from(r.u8()?);
+        let told = Invitation {
+            address: r.array()?,
+            port: r.u16()?,
+            tokens: r.short_list(RAIL_QUEUE_PAIRS_MAX, RAIL_TOKEN_BYTES, "tokens", |r| {
+                r.array().map(RailToken)
+            })?,
+        };
+        Ok((at, told))
+    })?;
+    let mut least = 0;
+    for (at, told) in invited {
+        // In their order, so that there is one way to write them.
+        let pair = rails.get_mut(at).filter(|_| at >= least);
+        let pair = pair.ok_or_else(|| r.invalid("rail of an invitation"))?;
+        let fits = told.tokens.len() == pair.end.queue_pairs.len();
+        r.require(fits, "tokens")?;
+        pair.invitation = Some(told);
+        least = at + 1;
+    }
+    Ok(())
 }
 
 fn write_reasons(w: &mut Writer<'_>, reasons: &[String]) {

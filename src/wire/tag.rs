@@ -54,6 +54,9 @@ pub(super) const GID_INFINIBAND: u8 = 1;
 pub(super) const GID_ROCE_V1: u8 = 2;
 pub(super) const GID_ROCE_V2: u8 = 3;
 
+pub(super) const DIAL_DIRECT: u8 = 1;
+pub(super) const DIAL_CM: u8 = 2;
+
 pub(super) const OUTCOME_PUBLISHED: u8 = 1;
 pub(super) const OUTCOME_UNCHANGED: u8 = 2;
 pub(super) const OUTCOME_FAILED: u8 = 3;

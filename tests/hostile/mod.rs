@@ -92,19 +92,28 @@ impl Hostile {
 
     /// A session with a daemon, or why there is none.
     pub(crate) fn connect_from(server: SocketAddr, from: Option<IpAddr>) -> Result<Self, Fault> {
-        let mut hostile = Self::begin(server, from);
-        hostile.say(
+        Self::begin(server, from).greet(1)
+    }
+
+    /// A session with a daemon, at the highest level up to this one.
+    pub(crate) fn connect_at(server: SocketAddr, level_max: u16) -> Self {
+        let greeted = Self::begin(server, None).greet(level_max);
+        greeted.expect("it is welcome")
+    }
+
+    fn greet(mut self, level_max: u16) -> Result<Self, Fault> {
+        self.say(
             TransferId::NONE,
             Message::Hello(Hello {
                 level_min: 1,
-                level_max: 1,
+                level_max,
                 software: "hostile".to_owned(),
             }),
         );
-        match hostile.hear(DEADLINE) {
+        match self.hear(DEADLINE) {
             Heard::Said(_, Message::Welcome(Welcome { session, .. })) => {
-                hostile.session = session;
-                Ok(hostile)
+                self.session = session;
+                Ok(self)
             }
             Heard::Said(_, Message::Goodbye(fault)) => Err(fault),
             other => panic!("instead of a welcome: {other:?}"),

@@ -19,7 +19,7 @@ from paths import HERE, LAB, LabError, need_program, say
 # Program: the Debian package that has it. ./run installs all but NFS_PACKAGES.
 PLAIN = {
     "dash": "dash", "ip": "iproute2", "rdma": "iproute2", "tc": "iproute2", "ss": "iproute2",
-    "sha256sum": "coreutils", "split": "coreutils", "setpriv": "util-linux",
+    "cmp": "diffutils", "sha256sum": "coreutils", "split": "coreutils", "setpriv": "util-linux",
 }
 RDMA = {
     "ibv_devinfo": "ibverbs-utils", "ibv_devices": "ibverbs-utils",

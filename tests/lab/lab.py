@@ -13,7 +13,7 @@ sys.dont_write_bytecode = True
 import kernels
 import run_tests
 import vm
-from paths import EXIT_BROKEN, REPOSITORY, TARGET, LabError, say
+from paths import EXIT_BROKEN, HERE, REPOSITORY, TARGET, LabError, say
 
 HELP = """\
 Boots the project's programs in virtual machines that have RDMA devices in software (soft-RoCE), so
@@ -30,7 +30,8 @@ and no privilege of the host is used (missing Debian packages are installed), an
 In the machines: rdcp, rdcpd, busybox, ip, rdma, tc, ss, ibv_devinfo, ibv_asyncwatch, ib_read_bw,
 ib_read_lat, ib_write_bw, ib_send_bw, rping, rcopy, ucmatose. rxe0 sits on net0 with 10.0.0.1 (host b:
 10.0.0.2), rxe1 on net1 with 10.0.1.1, and so on. The functions of tests/lab/guest/helpers.sh can be
-used after `. /lab/helpers.sh`. Standard input is empty. /share is the folder of --share.
+used after `. /lab/helpers.sh`; the tests are in /lab/cases. Standard input is empty. /share is the
+folder of --share.
 
 Exit status: that of the command (of two: the first that is not 0); 124 after the time limit, 125 if
 the lab can't be used here, 126 if a machine ended without a result.
@@ -39,7 +40,8 @@ Environment: RDCP_LAB_BIN, the folder of rdcp and rdcpd (default: target/release
 first). Downloads and images are kept in target/lab; removing that folder is safe."""
 
 
-COMMANDS_ONLY = ["two_hosts", "without_libs", "timeout", "disk", "nfs", "share"]
+TEST_PROGRAMS = ["held_reads", "rdma_hostile", "rdma_meddle"]
+COMMANDS_ONLY = ["two_hosts", "without_libs", "timeout", "disk", "nfs", "share", "counted"]
 
 
 def between(low, high):
@@ -77,6 +79,8 @@ def parse(arguments):
     add("--timeout", type=between(1, 86400), default=300, metavar="S", help="for all from boot to end (300)")
     add("--disk", action="append", default=[], choices=["ext4", "xfs"],
         help="an empty disk of 2 GiB at /mnt/ext4 or /mnt/xfs; may be given twice")
+    add("--counted", action="store_true",
+        help="one slow processor whose time is counted in instructions: the same figures everywhere")
     add("--nfs", action="store_true", help="bring the NFS server and client along, RDMA too")
     add("--program", action="append", default=[], metavar="FILE",
         help="one more program with its libraries, in /usr/bin; may be repeated")
@@ -94,7 +98,9 @@ def parse(arguments):
 
 
 def options_of(told):
-    programs = {name: binaries() / name for name in ("rdcp", "rdcpd")}
+    folder = binaries()
+    programs = {name: folder / name for name in ("rdcp", "rdcpd")}
+    programs.update(test_programs(folder, needed=not told.command))
     for file in told.program:
         if not Path(file).is_file():
             raise LabError(f"{file}: no such file")
@@ -108,6 +114,7 @@ def options_of(told):
         timeout_s=told.timeout,
         devices=told.devices,
         nfs=told.nfs,
+        counted=told.counted,
         disks=tuple(dict.fromkeys(told.disk)),
         programs=programs,
     )
@@ -122,13 +129,26 @@ def binaries():
     return folder
 
 
+def test_programs(folder, needed):
+    """The programs that cases use beside rdcp and rdcpd, as far as they are there: from the folder of
+    those, or where cargo puts them."""
+    found = {}
+    for name in TEST_PROGRAMS:
+        places = [folder / name, folder / "examples" / name, TARGET / "debug/examples" / name]
+        found[name] = next((place for place in places if place.is_file()), None)
+        if needed and found[name] is None:
+            raise LabError(f"{name} is missing: cargo build --example {name}")
+    return {name: place for name, place in found.items() if place}
+
+
 def run_command(told):
     words = told.command
     if told.two_hosts:
         lines = {"a": words[0], "b": words[1]}
     else:
         lines = {"a": words[0] if len(words) == 1 else shlex.join(words)}
-    machines = [vm.Machine(name, f"{line}\n") for name, line in lines.items()]
+    cases = {f"lab/cases/{case.name}": case.read_text() for case in (HERE / "cases").glob("*.sh")}
+    machines = [vm.Machine(name, f"{line}\n", cases) for name, line in lines.items()]
     prefix = len(machines) > 1
 
     def sink(name, line):

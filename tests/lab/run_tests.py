@@ -10,6 +10,8 @@ list whose combinations are all run:
                                          they leave the machine in a state that others can't use
     disks    none, ext4, xfs             (none); a plus sign takes both: ext4+xfs
     nfs      no, yes                     (no)
+    clock    real, counted               (real); counted: processor times are numbers of instructions,
+                                         alike on every host, and those may be judged; one machine only
 
 A case passes if its script exits with 0 in all its machines. A lab that can't be used is a failure.
 """
@@ -27,11 +29,12 @@ from paths import HERE, LabError
 
 DEFAULTS = {
     "hosts": "1", "kernels": ",".join(kernels.SUITES), "libs": "with", "alone": "no",
-    "disks": "none", "nfs": "no",
+    "disks": "none", "nfs": "no", "clock": "real",
 }
 ALLOWED = {
     "hosts": {"1", "2"}, "kernels": set(kernels.SUITES), "libs": {"with", "without"},
     "alone": {"no", "yes"}, "disks": {"none", "ext4", "xfs", "ext4+xfs"}, "nfs": {"no", "yes"},
+    "clock": {"real", "counted"},
 }
 # Guards against what hangs, wide enough for a host that is busy with other things.
 CASE_LIMIT_S = 300
@@ -47,6 +50,7 @@ class Place:
     libs: str
     disks: str
     nfs: str
+    clock: str
     alone: str
 
 
@@ -69,7 +73,8 @@ def _plan(kernel, text):
     plan = {}
     for path in sorted((HERE / "cases").glob("*.sh")):
         for told in _headers(path):
-            lists = [told[key].split(",") for key in ("kernels", "hosts", "libs", "disks", "nfs")]
+            keys = ("kernels", "hosts", "libs", "disks", "nfs", "clock")
+            lists = [told[key].split(",") for key in keys]
             for values in product(*lists):
                 place = Place(*values, alone=path.stem if told["alone"] == "yes" else "")
                 cases = plan.setdefault(place, [])
@@ -101,6 +106,7 @@ def _boot(options, place, cases):
     """One boot with its cases, each a line of the table: whether each passed."""
     options = dataclasses.replace(
         options, kernel=place.kernel, rdma_libraries=place.libs == "with", nfs=place.nfs == "yes",
+        counted=place.clock == "counted",
         disks=() if place.disks == "none" else tuple(place.disks.split("+")),
         timeout_s=BOOT_LIMIT_S + CASE_LIMIT_S * len(cases),
     )

@@ -6,7 +6,7 @@ use rdcp::engine::{LaneId, Verdict};
 use rdcp::ids::EntryId;
 use rdcp::manifest::EntryKind;
 use rdcp::units::{ChunkRange, ChunkSize};
-use rdcp::wire::message::{HashKind, Outcome, Wanted};
+use rdcp::wire::message::{Carried, HashKind, Outcome, Wanted};
 use rdcp::wire::{FaultCode, Message};
 
 use super::files::{SourceFile, Trouble, fault};
@@ -85,6 +85,9 @@ fn line((side, message): &(Side, Message)) -> String {
         Message::EntryFailed { entry, fault } => format!("entry {entry} failed {:?}", fault.code),
         Message::Recheck { entry, chunk } => format!("recheck {entry}:{chunk}"),
         Message::Failed(fault) => format!("failed {:?}", fault.code),
+        Message::Finish(carried) => {
+            format!("finish {} by tcp {} by rdma", carried.tcp, carried.rdma)
+        }
         other => format!("{other:?}").to_lowercase(),
     };
     match side {
@@ -120,7 +123,7 @@ fn small_files_travel_in_one_pack() {
             "receiver: release 1",
             "receiver: settled 1 published 0 2 published 10 3 published 200",
             "receiver: settled 0 unchanged",
-            "receiver: finish",
+            "receiver: finish 210 by tcp 0 by rdma",
             "sender: finished",
         ]
     );
@@ -152,7 +155,7 @@ fn a_big_file_is_closed_before_it_is_published() {
             "receiver: close 0",
             "sender: closed 0 true",
             "receiver: settled 0 published 2097157",
-            "receiver: finish",
+            "receiver: finish 2097157 by tcp 0 by rdma",
             "sender: finished",
         ]
     );
@@ -433,7 +436,7 @@ fn a_peer_that_breaks_the_protocol_ends_the_run() {
             entry: EntryId(77),
             fault: fault(FaultCode::Storage),
         },
-        Message::Finish,
+        Message::Finish(Carried::default()),
         Message::Release(Vec::new()),
     ];
     for lie in lies {

@@ -12,7 +12,7 @@ use rdcp::ids::{EntryId, RegionId, RemoteKey};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
 use rdcp::wire::message::{
-    ChunkDigest, Grant, GrantPart, HashKind, ManifestPage, Outcome, RegionKey, Wanted,
+    Carried, ChunkDigest, Grant, GrantPart, HashKind, ManifestPage, Outcome, RegionKey, Wanted,
 };
 use rdcp::wire::{Fault, FaultCode, Message};
 
@@ -357,7 +357,7 @@ impl SenderSide {
             8 if choose(3) == 0 => Message::Release(vec![RegionId(choose(12))]),
             9 if choose(9) == 0 => Message::Close(vec![entry]),
             10 if choose(9) == 0 => Message::Settled(vec![(entry, outcome(choose))]),
-            11 if choose(60) == 0 => Message::Finish,
+            11 if choose(60) == 0 => Message::Finish(Carried::default()),
             12 if choose(60) == 0 => Message::Opened,
             13 | 14 => {
                 let chunk = ChunkIndex(choose(9));

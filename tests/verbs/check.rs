@@ -1,11 +1,14 @@
 //! Checks the verbs layer against a real device:
-//! `verbs_check [--cm ADDRESS] [--down INTERFACE] DIRECTORY...`.
+//! `verbs_check [--cm ADDRESS] [--down INTERFACE] DIRECTORY...`, or
+//! `verbs_check --cm-refused ADDRESS:PORT`.
 //!
 //! Two queue pairs of the first InfiniBand or RoCE device are connected to each other, and files in
 //! the directories are served by each way of registering memory. Prints a line per check; exit
 //! status 1 if one failed, 2 if there is nothing to check here. With `--cm`, which names an address
 //! of the device's network interface, a connection by rdma_cm is checked as well; with `--down` that
-//! interface is taken down and up again, to see what the device tells of it. Needs no more than
+//! interface is taken down and up again, to see what the device tells of it. With `--cm-refused`
+//! nothing is checked but that an rdcpd which listens there refuses requests that it did not invite.
+//! Needs no more than
 //! soft-RoCE, so it runs in a virtual machine. Not part of `cargo test`: where there is no
 //! device it could not fail.
 
@@ -20,16 +23,20 @@ use std::process::ExitCode;
 
 use fabric::Fabric;
 
+/// More than a listener refuses without a pause.
+const UNINVITED: usize = 100;
+
 /// What a check says for itself, or why it failed.
 type Outcome = Result<String, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
     let mut directories = Vec::new();
-    let (mut cm_address, mut interface) = (None, None);
+    let (mut cm_address, mut cm_listener, mut interface) = (None, None, None);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--cm" => cm_address = arguments.next(),
+            "--cm-refused" => cm_listener = arguments.next(),
             "--down" => interface = arguments.next(),
             _ => directories.push(argument),
         }
@@ -49,6 +56,18 @@ fn main() -> ExitCode {
             say(&format!("FAILED  {name}: {}", chain(&*error)));
         }
     };
+    if let Some(listener) = cm_listener {
+        check(
+            "uninvited requests",
+            cm::refused(&fabric, &listener, UNINVITED),
+        );
+        say(&format!("{failures} checks failed"));
+        return if failures == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        };
+    }
     check("device", fabric.describe());
     check("slot to slot", reads::between_slots(&fabric));
     check("completion events", reads::woken_by_event(&fabric));

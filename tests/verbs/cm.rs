@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdcp::memory::Pool;
-use rdcp::sys::verbs::cm::{Event, EventChannel, Identifier, PRIVATE_DATA_BYTES_MAX, Parameters};
-use rdcp::sys::verbs::{Batch, CompletionQueue, Domain, QueuePair, Read, region};
+use rdcp::sys::verbs::cm::{
+    Decided, Event, EventChannel, Identifier, PRIVATE_DATA_BYTES_MAX, Parameters,
+};
+use rdcp::sys::verbs::{Batch, CompletionQueue, Domain, Mtu, QueuePair, Read, region};
 
 use crate::Outcome;
 use crate::fabric::{Fabric, SLOT_BYTES, pattern};
@@ -15,6 +17,8 @@ use crate::fabric::{Fabric, SLOT_BYTES, pattern};
 const LISTENER: u64 = 1;
 const ACTIVE: u64 = 2;
 const PASSIVE: u64 = 3;
+/// The protocol's reason for a request that whoever listens does not want.
+const BY_LISTENER: i32 = 28;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn next(channel: &Arc<EventChannel>) -> Result<Event, Box<dyn Error>> {
@@ -42,6 +46,15 @@ fn parameters(private_data: &[u8]) -> Parameters<'_> {
     }
 }
 
+/// A packet's size that no port has by itself: both ends have to keep to it.
+fn decided(serves: bool) -> Decided {
+    Decided {
+        serves,
+        mtu_max: Some(Mtu::B512),
+        ..Decided::default()
+    }
+}
+
 /// Both identifiers, as far as the request.
 struct Met {
     channel: Arc<EventChannel>,
@@ -60,7 +73,7 @@ fn meet(fabric: &Fabric, address: &str) -> Result<Met, Box<dyn Error>> {
     listener.listen(SocketAddr::new(ip, 0), 16)?;
     let target = SocketAddr::new(ip, listener.local_port());
     let mut active = Identifier::new(&channel, ACTIVE)?;
-    active.resolve_address(Some(ip), target, TIMEOUT)?;
+    active.resolve_address(Some(SocketAddr::new(ip, 0)), target, TIMEOUT)?;
     match next(&channel)? {
         Event::AddressResolved { id: ACTIVE } => {}
         event => return Err(other(event)),
@@ -112,14 +125,17 @@ pub(crate) fn connected(fabric: &Fabric, address: &str) -> Outcome {
     let mut server = QueuePair::new(&domain, &completions, 4)?;
     met.passive.set_key(PASSIVE);
     met.passive.initialise(&mut server, true)?;
-    met.passive.ready(&mut server, true)?;
+    let found = met.passive.ready(&mut server, &decided(true))?;
     met.passive.accept(&server, &parameters(b"welcome"))?;
     match next(&met.channel)? {
         Event::ConnectResponse { id: ACTIVE, told }
             if told.private_data.starts_with(b"welcome") => {}
         event => return Err(other(event)),
     }
-    met.active.ready(&mut met.reader, false)?;
+    let other_found = met.active.ready(&mut met.reader, &decided(false))?;
+    if found != other_found || found.mtu != Some(Mtu::B512) {
+        return Err(format!("ways: {found:?} and {other_found:?}").into());
+    };
     met.active.establish()?;
     match next(&met.channel)? {
         Event::Established { id: PASSIVE } => {}
@@ -183,4 +199,39 @@ pub(crate) fn rejected(fabric: &Fabric, address: &str) -> Outcome {
         } if private_data.starts_with(b"no") => Ok(format!("reason {reason}")),
         event => Err(other(event)),
     }
+}
+
+/// Requests to a listener that expects other tokens: each has to be refused by it.
+pub(crate) fn refused(fabric: &Fabric, listener: &str, requests: usize) -> Outcome {
+    let target: SocketAddr = listener.parse()?;
+    let channel = EventChannel::new()?;
+    let domain = Domain::new(&fabric.context)?;
+    let completions = CompletionQueue::new(&fabric.context, 4)?;
+    // As many bytes as a token has, fewer, more, and none.
+    let claims: [&[u8]; 4] = [&[7; 32], &[7; 31], &[7; PRIVATE_DATA_BYTES_MAX], b""];
+    for private_data in claims.into_iter().cycle().take(requests) {
+        let mut active = Identifier::new(&channel, ACTIVE)?;
+        active.resolve_address(None, target, TIMEOUT)?;
+        match next(&channel)? {
+            Event::AddressResolved { id: ACTIVE } => {}
+            event => return Err(other(event)),
+        }
+        active.resolve_route(TIMEOUT)?;
+        match next(&channel)? {
+            Event::RouteResolved { id: ACTIVE } => {}
+            event => return Err(other(event)),
+        }
+        let mut reader = QueuePair::new(&domain, &completions, 4)?;
+        active.initialise(&mut reader, false)?;
+        active.connect(&reader, &parameters(private_data))?;
+        match next(&channel)? {
+            Event::Rejected {
+                id: ACTIVE,
+                reason: BY_LISTENER,
+                ..
+            } => {}
+            event => return Err(other(event)),
+        }
+    }
+    Ok(format!("{requests} requests"))
 }

@@ -41,7 +41,7 @@ fn all_modes(fabric: &Fabric, path: &Path, content: &[u8]) -> Outcome {
             Err(error) => {
                 // What the probe says has to be what a region says.
                 let pair = fabric.pair()?;
-                let mapping = FileMapping::new(&file, 0, 8192, false)?;
+                let mapping = FileMapping::new(&file, 0, 8192)?;
                 if FileRegion::new(pair.server.domain(), &mapping, 0..8192, mode).is_ok() {
                     return Err(format!("{mode:?}: the probe failed, a region did not").into());
                 }
@@ -63,7 +63,7 @@ fn one_mode(
     let mut pair = fabric.pair()?;
     // To the file's end; the region is a part of the mapping.
     let (mapped, part) = start;
-    let mapping = FileMapping::new(file, mapped as u64, content.len() - mapped, true)?;
+    let mapping = FileMapping::new(file, mapped as u64, content.len() - mapped)?;
     let range = part..mapping.len();
     let region = FileRegion::new(pair.server.domain(), &mapping, range, mode)?;
     let (remote, expected) = (region.remote(), &content[mapped + part..]);

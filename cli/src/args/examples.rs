@@ -22,6 +22,7 @@ pub(crate) fn examples(command: &str) -> &'static str {
         "mkdir" => MKDIR_EXAMPLES,
         "ping" => PING_EXAMPLES,
         "status" => STATUS_EXAMPLES,
+        "bench" => BENCH_EXAMPLES,
         "doctor" => DOCTOR_EXAMPLES,
         "completions" => COMPLETIONS_EXAMPLES,
         "man" => MAN_EXAMPLES,
@@ -74,6 +75,10 @@ pub(super) const PING_EXAMPLES: &str = "  \
 pub(super) const STATUS_EXAMPLES: &str = "  \
   rdcp status gpu7
   rdcp status --json gpu7 | jq 'select(.type == \"session\") | .transfers[]'";
+pub(super) const BENCH_EXAMPLES: &str = "  \
+  rdcp bench gpu7
+  rdcp bench --transport rdma --time 10s gpu7          RDMA or an error
+  rdcp bench --json gpu7 | jq 'select(.type == \"bench\")'";
 pub(super) const DOCTOR_EXAMPLES: &str = "  \
   rdcp doctor                               this machine alone
   rdcp doctor --path /srv/data gpu7         and how /srv/data is served, and rails to gpu7

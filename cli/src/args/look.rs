@@ -2,11 +2,13 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueHint};
 use clap_complete::Shell;
+use rdcp::limits::STREAMS_MAX;
 
-use super::values::SumHashArg;
+use super::values::{SumHashArg, TransportArg, bench_time, size};
 use super::{ConnectionArgs, OUTPUT};
 
 /// `--json` of the commands that look.
@@ -138,6 +140,30 @@ pub(crate) struct StatusArgs {
     /// The server: host, host:port or rdcp://host:port
     #[arg(value_name = "HOST", value_hint = ValueHint::Hostname)]
     pub(crate) host: OsString,
+    #[command(flatten)]
+    pub(crate) output: LookOutput,
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+}
+
+/// `rdcp bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// The server: host, host:port or rdcp://host:port
+    #[arg(value_name = "HOST", value_hint = ValueHint::Hostname)]
+    pub(crate) host: OsString,
+    /// The transport to measure; auto is each of them
+    #[arg(long, value_enum, value_name = "NAME", default_value_t)]
+    pub(crate) transport: TransportArg,
+    /// How long each is measured, at most a minute
+    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = bench_time)]
+    pub(crate) time: Duration,
+    /// Bytes that each reads at most, like 512M or 8G [default: what the time allows]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) size: Option<u64>,
+    /// Data connections to the server by tcp [default: one for each lane, at most 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=STREAMS_MAX as i64))]
+    pub(crate) streams: Option<u16>,
     #[command(flatten)]
     pub(crate) output: LookOutput,
     #[command(flatten)]

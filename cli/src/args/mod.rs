@@ -18,7 +18,7 @@ pub(crate) use examples::examples;
 use examples::long_tail;
 pub(crate) use look::VerifyArgs;
 use look::{
-    CompletionsArgs, DoctorArgs, LsArgs, ManArgs, MkdirArgs, PingArgs, RmArgs, StatArgs,
+    BenchArgs, CompletionsArgs, DoctorArgs, LsArgs, ManArgs, MkdirArgs, PingArgs, RmArgs, StatArgs,
     StatusArgs, SumArgs,
 };
 pub(crate) use transfer::{CpArgs, TransferArgs, TransferOutput};
@@ -153,6 +153,15 @@ pub(crate) enum Command {
     /// exposed to them, by the way that each got before adapters and with the reason.
     #[command(after_long_help = long_tail(examples::STATUS_EXAMPLES))]
     Status(StatusArgs),
+
+    /// Measure throughput and latency of each transport to a server, from memory to memory
+    ///
+    /// The server lends some memory, and the same connections as a copy has read it over and over, with
+    /// no file and no digest: what a copy can't be faster than. First READs of 1 MiB, as many at a time
+    /// as a copy has, then READs of 4 KiB, one at a time. A transport that is not there is told with its
+    /// reason; with --transport that is an error.
+    #[command(after_long_help = long_tail(examples::BENCH_EXAMPLES))]
+    Bench(BenchArgs),
 
     /// Find out what keeps this machine from RDMA, and the command that mends each thing
     ///

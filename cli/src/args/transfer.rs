@@ -7,7 +7,9 @@ use clap::{Args, ValueHint};
 use rdcp::limits::STREAMS_MAX;
 use rdcp::units::ChunkSize;
 
-use super::values::{HashArg, OverwriteArg, RdmaMemoryArg, TransportArg, chunk_size, duration};
+use super::values::{
+    HashArg, OverwriteArg, RdmaConnectArg, RdmaMemoryArg, TransportArg, chunk_size, duration,
+};
 use super::{ConnectionArgs, DATA_PATH, DESTINATION, FAILURES, OUTPUT, SELECTION};
 
 /// `rdcp pull`.
@@ -107,6 +109,26 @@ pub(crate) struct TransferArgs {
     /// How files get before RDMA adapters when this end sends; the best that works is found by trying
     #[arg(long, value_enum, value_name = "WAY", default_value_t, help_heading = DATA_PATH)]
     pub(crate) rdma_memory: RdmaMemoryArg,
+    /// How RDMA queue pairs are connected
+    #[arg(long, value_enum, value_name = "WAY", default_value_t, help_heading = DATA_PATH)]
+    pub(crate) rdma_connect: RdmaConnectArg,
+    /// RDMA devices to use: mlx5_0, a port as mlx5_0:1, an interface as eth0, or a GUID [default: all]
+    #[arg(long, value_name = "DEVICE,...", value_delimiter = ',', help_heading = DATA_PATH)]
+    pub(crate) rdma_device: Vec<String>,
+    /// The one address (GID) of each RDMA port to use, by its index [default: the best that fits]
+    #[arg(long, value_name = "N", help_heading = DATA_PATH)]
+    pub(crate) rdma_gid_index: Option<u8>,
+    /// DSCP and ECN bits of RDMA packets [default: 0]
+    #[arg(long, value_name = "BITS", help_heading = DATA_PATH)]
+    pub(crate) rdma_traffic_class: Option<u8>,
+    /// InfiniBand's service level or RoCE's priority, 0 to 15 [default: 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=15),
+          help_heading = DATA_PATH)]
+    pub(crate) rdma_service_level: Option<u8>,
+    /// RDMA queue pairs for each pair of ports, 1 to 8 [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8),
+          help_heading = DATA_PATH)]
+    pub(crate) rdma_queue_pairs: Option<u8>,
     /// Unit of verification and repair: a power of two from 64K to 16M [default: 1M]
     #[arg(long, value_name = "SIZE", value_parser = chunk_size, help_heading = DATA_PATH)]
     pub(crate) chunk: Option<ChunkSize>,

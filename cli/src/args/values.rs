@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use rdcp::options::{HashKind, Overwrite, RdmaMemory, TransportChoice};
+use rdcp::options::{HashKind, Overwrite, RdmaConnect, RdmaMemory, TransportChoice};
 use rdcp::units::ChunkSize;
+
+/// Longest measurement of one transport.
+const BENCH_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// `--overwrite`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -97,6 +100,25 @@ impl From<RdmaMemoryArg> for RdmaMemory {
     }
 }
 
+/// `--rdma-connect`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RdmaConnectArg {
+    /// Over the control connection, unless the server wants rdma_cm
+    #[default]
+    Direct,
+    /// By rdma_cm, for which the server has to listen (`connect = "cm"`), or not at all
+    Cm,
+}
+
+impl From<RdmaConnectArg> for RdmaConnect {
+    fn from(arg: RdmaConnectArg) -> Self {
+        match arg {
+            RdmaConnectArg::Direct => Self::Direct,
+            RdmaConnectArg::Cm => Self::Cm,
+        }
+    }
+}
+
 /// `--transport`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TransportArg {
@@ -122,22 +144,38 @@ impl From<TransportArg> for TransportChoice {
     }
 }
 
-/// `1048576`, `1M`, `1MiB`: units are powers of 1024, as chunks are.
 pub(super) fn chunk_size(text: &str) -> Result<ChunkSize, String> {
+    let Ok(bytes) = size(text) else {
+        return Err("expected a number with K or M behind it, like 256K or 4M".to_owned());
+    };
+    ChunkSize::from_bytes(bytes)
+        .ok_or_else(|| "a chunk is 64K, 128K, 256K, 512K, 1M, 2M, 4M, 8M or 16M".to_owned())
+}
+
+/// `1048576`, `1M`, `1MiB`: units are powers of 1024, as chunks are.
+pub(super) fn size(text: &str) -> Result<u64, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let shift = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        _ => return Err("expected a number with K or M behind it, like 256K or 4M".to_owned()),
+        "" | "b" => Some(0),
+        "k" | "kib" => Some(10),
+        "m" | "mib" => Some(20),
+        "g" | "gib" => Some(30),
+        "t" | "tib" => Some(40),
+        _ => None,
     };
-    number
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(1 << shift))
-        .and_then(ChunkSize::from_bytes)
-        .ok_or_else(|| "a chunk is 64K, 128K, 256K, 512K, 1M, 2M, 4M, 8M or 16M".to_owned())
+    let number = number.parse::<u64>().ok().filter(|number| *number > 0);
+    shift
+        .zip(number)
+        .and_then(|(shift, number)| number.checked_mul(1 << shift))
+        .ok_or_else(|| "expected a number with K, M, G or T behind it, like 512M".to_owned())
+}
+
+pub(super) fn bench_time(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        time if time <= BENCH_TIME_MAX => Ok(time),
+        _ => Err("a minute is the longest: the server lends memory for it".to_owned()),
+    }
 }
 
 /// `90` (seconds), `90s`, `1m30s`, `500ms`.

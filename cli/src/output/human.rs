@@ -170,7 +170,7 @@ mod tests {
     use crate::exit::End;
     use crate::io::tests::captured;
     use crate::output::Output;
-    use rdcp::progress::Failure;
+    use rdcp::progress::{Carried, Failure};
     use rdcp::wire::FaultCode;
     use std::time::Duration;
 
@@ -178,6 +178,7 @@ mod tests {
         Summary {
             transport: "tcp".into(),
             reason: "no RDMA device".into(),
+            carried: Carried::default(),
             hash: HashKind::Blake3,
             verified: Some(true),
             published: 3,
@@ -189,6 +190,7 @@ mod tests {
             bytes: 3 << 30,
             bytes_moved: 3 << 30,
             elapsed: Duration::from_secs(2),
+            data_elapsed: None,
             failures: Vec::new(),
             failures_unlisted: 0,
         }

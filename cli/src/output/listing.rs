@@ -4,9 +4,9 @@ use rdcp::doctor::Diagnosis;
 use rdcp::units::Timestamp;
 use rdcp::wire::message::{Listed, ListedKind};
 
-use super::PingReport;
+use super::{Measured, PingReport};
 use crate::escape;
-use crate::quantity::{bytes, counted, round_trip};
+use crate::quantity::{self, bytes, counted, round_trip};
 
 /// One harmless line with the name.
 pub(crate) fn short(path: &[u8]) -> String {
@@ -145,6 +145,25 @@ pub(crate) fn ping(report: &PingReport) -> String {
     lines.join("\n")
 }
 
+/// What a transport brings, in a line.
+pub(crate) fn measured(measured: &Measured) -> String {
+    let transport = measured.transport;
+    let report = match &measured.result {
+        Ok(report) => report,
+        Err(reason) => return format!("{transport:<5}  {}", escape::text(reason)),
+    };
+    let rate = quantity::rate(report.bytes, report.elapsed).unwrap_or_else(|| "-".to_owned());
+    let over = match transport {
+        "rdma" => escape::text(&report.reason),
+        _ => counted(report.connections as u64, "connection"),
+    };
+    format!(
+        "{transport:<5}  {rate:>12}  4 KiB in {} (half), {} (99 of 100)  {over}",
+        round_trip(report.read_p50),
+        round_trip(report.read_p99),
+    )
+}
+
 fn mode_text(listed: &Listed) -> String {
     let mode = listed.mode;
     let kind = match listed.kind {
@@ -188,6 +207,7 @@ pub(crate) fn timestamp(time: Timestamp) -> Option<jiff::Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rdcp::client::BenchReport;
     use rdcp::wire::message::TransportOffer;
     use std::time::Duration;
 
@@ -280,5 +300,41 @@ mod tests {
              data goes by tcp: no rdma: the server: no device\\x07\n\
              rdma  no   no device\ntcp   yes"
         );
+    }
+
+    #[test]
+    fn a_transport_is_measured_or_explained_in_a_line() {
+        let measured = |transport, result| {
+            measured(&Measured {
+                server: "h:20471".into(),
+                transport,
+                result,
+            })
+        };
+        assert_eq!(
+            measured("rdma", Err("it is not there: no device\u{7}".into())),
+            "rdma   it is not there: no device\\x07"
+        );
+        let report = BenchReport {
+            transport: "tcp",
+            reason: "tcp was asked for".into(),
+            connections: 2,
+            bytes: 3 << 30,
+            elapsed: Duration::from_secs(2),
+            reads: 9,
+            read_p50: Duration::from_micros(85),
+            read_p99: Duration::from_micros(1500),
+        };
+        assert_eq!(
+            measured("tcp", Ok(report.clone())),
+            "tcp       1.5 GiB/s  4 KiB in 85 us (half), 1.50 ms (99 of 100)  2 connections"
+        );
+        let rails = "rxe0:1 to rxe0:1 (RoCE v2, MTU 4096, 2 queue pairs)";
+        let report = BenchReport {
+            transport: "rdma",
+            reason: rails.into(),
+            ..report
+        };
+        assert!(measured("rdma", Ok(report)).ends_with(rails));
     }
 }

@@ -12,9 +12,10 @@ pub(crate) mod sum_line;
 
 use std::time::Duration;
 
+use rdcp::client::BenchReport;
 use rdcp::doctor::Diagnosis;
 use rdcp::options::HashKind;
-use rdcp::progress::{Event, Failure, Progress, Report};
+use rdcp::progress::{Carried, Event, Failure, Progress, Report};
 use rdcp::storage::error::ShownPath;
 use rdcp::wire::Fault;
 use rdcp::wire::message::{Listed, TransportOffer};
@@ -49,10 +50,12 @@ pub(crate) enum JsonTo {
 /// How a copy ended, as both voices tell it.
 #[derive(Clone, Debug)]
 pub(crate) struct Summary {
-    /// `rdma`, `tcp`, `local`.
+    /// `rdma`, `tcp`, `local`, `rdma+tcp`.
     pub(crate) transport: String,
     /// Why this and none better.
     pub(crate) reason: String,
+    /// What landed by which.
+    pub(crate) carried: Carried,
     /// What proved the chunks.
     pub(crate) hash: HashKind,
     /// Whether all of the published files were proved; nothing if there was nothing to prove.
@@ -75,6 +78,8 @@ pub(crate) struct Summary {
     pub(crate) bytes_moved: u64,
     /// How long it took.
     pub(crate) elapsed: Duration,
+    /// How long bytes were read and stored, if this end did that.
+    pub(crate) data_elapsed: Option<Duration>,
     /// The first failures.
     pub(crate) failures: Vec<Failure>,
     /// How many more there are.
@@ -86,6 +91,7 @@ impl From<&Report> for Summary {
         Self {
             transport: report.transport.to_owned(),
             reason: report.reason.clone(),
+            carried: report.carried,
             hash: report.hash,
             verified: report.verified(),
             published: report.published,
@@ -97,6 +103,7 @@ impl From<&Report> for Summary {
             bytes: report.bytes_published,
             bytes_moved: report.bytes_moved,
             elapsed: report.elapsed,
+            data_elapsed: report.data_elapsed,
             failures: report.failures.clone(),
             failures_unlisted: report.failures_unlisted,
         }
@@ -133,6 +140,16 @@ impl PingReport {
             .max(1);
         self.round_trips.iter().sum::<Duration>() / count
     }
+}
+
+/// What a transport brings, or why it is not there.
+#[derive(Clone, Debug)]
+pub(crate) struct Measured {
+    /// `host:port`, as it is written.
+    pub(crate) server: String,
+    /// `rdma`, `tcp`, `local`.
+    pub(crate) transport: &'static str,
+    pub(crate) result: Result<BenchReport, String>,
 }
 
 /// How an entry of a comparison differs.
@@ -351,6 +368,16 @@ impl Output {
             Voice::Human(_) => self.io.stdout.line(&status::text(server, status)),
             Voice::Json(json) => json.status(&mut self.io, server, status),
         }
+    }
+
+    /// What a transport brings.
+    pub(crate) fn measured(&mut self, measured: &Measured) {
+        match &mut self.voice {
+            Voice::Human(_) => self.io.stdout.line(&listing::measured(measured)),
+            Voice::Json(json) => json.measured(&mut self.io, measured),
+        }
+        // The next one takes a while.
+        self.io.stdout.flush();
     }
 
     /// What was found out about RDMA. JSON has it in its summary, and no other line.

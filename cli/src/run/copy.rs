@@ -40,7 +40,7 @@ pub(super) async fn transfer(
         client_options(&job.connection, job.streams, timeout, interactive, server)
     };
     options.transport = job.transport;
-    options.rdma.memory = job.rdma_memory;
+    options.rdma = std::mem::take(&mut job.rdma);
     let client = tokio::select! {
         connected = Client::connect(&host, port, options) => match connected {
             Ok(client) => client,

@@ -1,5 +1,6 @@
 //! Jobs are done here: the only module that talks to the library's client.
 
+mod bench;
 mod check;
 mod copy;
 mod doctor;
@@ -118,6 +119,7 @@ async fn look(job: Job, output: &mut Output) -> End {
             port,
             connection,
         } => look::status(&host, port, &connection, output).await,
+        Job::Bench(job) => bench::bench(&job, output).await,
         Job::Doctor {
             host,
             paths,

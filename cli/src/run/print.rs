@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rdcp::client::{Client, RemoteFile, TransportReport};
 use rdcp::options::{ClientOptions, HashKind, TransferOptions};
-use rdcp::progress::{EntryType, Event, Progress};
+use rdcp::progress::{Carried, EntryType, Event, Progress};
 use rdcp::remote::Remote;
 use rdcp::{Error, ErrorKind, ListedKind, Location, Outcome, TransferId};
 use tokio::sync::mpsc;
@@ -180,6 +180,7 @@ impl Run<'_> {
         Summary {
             transport: chosen.map_or("", |chosen| chosen.transport).to_owned(),
             reason: chosen.map_or("", |chosen| &chosen.reason).to_owned(),
+            carried: Carried::default(),
             hash: HashKind::Blake3,
             verified: Some(done),
             published: done.into(),
@@ -191,6 +192,7 @@ impl Run<'_> {
             bytes: self.written,
             bytes_moved: self.written,
             elapsed: self.begun.elapsed(),
+            data_elapsed: None,
             // The one failure is what ends the run, and is told as that.
             failures: Vec::new(),
             failures_unlisted: 0,

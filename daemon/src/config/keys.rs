@@ -72,6 +72,8 @@ pub(crate) const LIMITS: &[&str] = &["sessions_max"];
 pub(crate) const LOG: &[&str] = &["format", "level"];
 /// Keys of `[rdma]`.
 pub(crate) const RDMA: &[&str] = &[
+    "cm_port",
+    "connect",
     "devices",
     "enabled",
     "gid_index",

@@ -408,7 +408,12 @@ mod tests {
                 "[rdma]\nmemory = \"disk\"",
                 "t.toml:2: `rdma.memory` is \"disk\": write \"auto\", \"odp\", \"mmap\" or \"pool\"",
             ),
+            (
+                "[rdma]\nconnect = \"rdma_cm\"",
+                "t.toml:2: `rdma.connect` is \"rdma_cm\": write \"direct\" or \"cm\"",
+            ),
             ("[rdma]\ntimeout = 300", "t.toml:2: "),
+            ("[rdma]\ncm_port = 65536", "t.toml:2: "),
             ("a = = 1", "t.toml:1: "),
         ] {
             let all = errors(text);

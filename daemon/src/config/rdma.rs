@@ -1,6 +1,6 @@
 //! `[rdma]`: how RDMA is used. Each value is checked where it stands, so that a problem has its line.
 
-use rdcp::{IpNetwork, RdmaMemory, RdmaOptions};
+use rdcp::{IpNetwork, RdmaConnect, RdmaMemory, RdmaOptions};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -22,6 +22,8 @@ pub(super) struct RawRdma {
     min_rnr_timer: Option<Spanned<u8>>,
     memory: Option<Spanned<String>>,
     peer_networks: Option<Spanned<Vec<Spanned<String>>>>,
+    connect: Option<Spanned<String>>,
+    cm_port: Option<Spanned<u16>>,
 }
 
 /// What the section says, each value with its place; what it does not say is `None`.
@@ -34,6 +36,8 @@ pub(crate) struct ConfigRdma {
     pub(crate) numbers: Vec<(&'static str, Said<u8>)>,
     pub(crate) memory: Option<Said<RdmaMemory>>,
     pub(crate) peer_networks: Option<Said<Vec<IpNetwork>>>,
+    pub(crate) connect: Option<Said<RdmaConnect>>,
+    pub(crate) cm_port: Option<Said<u16>>,
 }
 
 /// Keys of numbers, with what may be written.
@@ -55,6 +59,11 @@ const MEMORY: [(&str, RdmaMemory); 4] = [
     ("pool", RdmaMemory::Pool),
 ];
 const MEMORY_NAMES: &str = "\"auto\", \"odp\", \"mmap\" or \"pool\"";
+
+/// Values of `connect`.
+const CONNECT: [(&str, RdmaConnect); 2] =
+    [("direct", RdmaConnect::Direct), ("cm", RdmaConnect::Cm)];
+const CONNECT_NAMES: &str = "\"direct\" or \"cm\"";
 
 impl ConfigRdma {
     pub(super) fn check(raw: RawRdma, places: &Places<'_>, problems: &mut Problems) -> Self {
@@ -89,21 +98,9 @@ impl ConfigRdma {
             }
             Said { value, source }
         });
-        let memory = raw.memory.and_then(|text| {
-            let source = places.at(text.span().start);
-            match MEMORY.iter().find(|(name, _)| *name == text.get_ref()) {
-                Some((_, value)) => Some(Said {
-                    value: *value,
-                    source,
-                }),
-                None => {
-                    let text = text.get_ref().escape_debug();
-                    let what = format!("`rdma.memory` is \"{text}\": write {MEMORY_NAMES}");
-                    problems.add(&source, what);
-                    None
-                }
-            }
-        });
+        let mut named = Named { places, problems };
+        let memory = named.value("memory", raw.memory, &MEMORY, MEMORY_NAMES);
+        let connect = named.value("connect", raw.connect, &CONNECT, CONNECT_NAMES);
         Self {
             enabled: raw.enabled.map(|value| said(places, value)),
             devices: raw.devices.map(|value| said(places, value)),
@@ -111,6 +108,8 @@ impl ConfigRdma {
             numbers,
             memory,
             peer_networks,
+            connect,
+            cm_port: raw.cm_port.map(|value| said(places, value)),
         }
     }
 
@@ -141,6 +140,12 @@ impl ConfigRdma {
         }
         if let Some(networks) = &self.peer_networks {
             options.peer_networks.clone_from(&networks.value);
+        }
+        if let Some(connect) = &self.connect {
+            options.connect = connect.value;
+        }
+        if let Some(port) = &self.cm_port {
+            options.cm_port = port.value;
         }
         options
     }
@@ -196,7 +201,46 @@ impl ConfigRdma {
             list(networks.collect()),
             from(self.peer_networks.as_ref().map(|said| &said.source)),
         ));
+        let connect = CONNECT.iter().find(|(_, value)| *value == options.connect);
+        lines.push((
+            "connect".to_owned(),
+            format!("\"{}\"", connect.map_or("direct", |(name, _)| name)),
+            from(self.connect.as_ref().map(|said| &said.source)),
+        ));
+        lines.push((
+            "cm_port".to_owned(),
+            options.cm_port.to_string(),
+            from(self.cm_port.as_ref().map(|said| &said.source)),
+        ));
         lines
+    }
+}
+
+/// Values that are written as words.
+struct Named<'a, 'b> {
+    places: &'a Places<'b>,
+    problems: &'a mut Problems,
+}
+
+impl Named<'_, '_> {
+    /// The value with this name. One that has none is a problem, which tells the `names`.
+    fn value<T: Copy>(
+        &mut self,
+        key: &str,
+        text: Option<Spanned<String>>,
+        known: &[(&str, T)],
+        names: &str,
+    ) -> Option<Said<T>> {
+        let text = text?;
+        let source = self.places.at(text.span().start);
+        if let Some((_, value)) = known.iter().find(|(name, _)| *name == text.get_ref()) {
+            let value = *value;
+            return Some(Said { value, source });
+        }
+        let text = text.get_ref().escape_debug();
+        let what = format!("`rdma.{key}` is \"{text}\": write {names}");
+        self.problems.add(&source, what);
+        None
     }
 }
 

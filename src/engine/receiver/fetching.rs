@@ -9,7 +9,7 @@ use crate::wire::{Fault, FaultCode};
 
 use super::entries::State;
 use super::file::{PartFile, Phase, Step};
-use super::lanes::{Avoid, InFlight, Pick, Target};
+use super::lanes::{Avoid, InFlight, Pick, TCP, Target};
 use super::{Fetch, FetchFailure, Output, PackResult, Receiver};
 
 /// Something with bytes to fetch.
@@ -245,6 +245,14 @@ impl Receiver {
         let Some(fetch) = self.lanes.land(token) else {
             return Err(internal("a fetch landed that was not in flight"));
         };
+        if result.is_ok() {
+            let carried = &mut self.ledger.carried;
+            let by = match fetch.rail {
+                TCP => &mut carried.tcp,
+                _ => &mut carried.rdma,
+            };
+            *by = by.saturating_add(fetch.len);
+        }
         match fetch.target {
             Target::Chunk {
                 entry,

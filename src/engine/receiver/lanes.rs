@@ -5,7 +5,7 @@ use crate::ids::{EntryId, RegionId};
 use crate::wire::message::RegionKey;
 
 /// The rail of all tcp connections.
-const TCP: u16 = 0;
+pub(super) const TCP: u16 = 0;
 
 /// What a fetch in flight was for.
 #[derive(Clone, Copy, Debug)]

@@ -252,7 +252,8 @@ impl Receiver {
             return;
         }
         if self.entries.is_empty() {
-            self.outputs.push_back(Output::Send(Message::Finish));
+            let finish = Message::Finish(self.ledger.carried);
+            self.outputs.push_back(Output::Send(finish));
             self.stage = Stage::Finishing;
         } else {
             // Nothing can come any more that would settle them.

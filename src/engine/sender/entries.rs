@@ -22,6 +22,9 @@ pub(super) struct Record {
     pub(super) holders: usize,
     /// It counts among the open files.
     is_open: bool,
+    /// Why this end could not serve it. The receiver says it again when it settles the entry, and
+    /// then it would pass for the receiver's.
+    fault: Option<Box<Fault>>,
 }
 
 /// How far an entry is.
@@ -72,6 +75,7 @@ impl Record {
             settled: false,
             holders: 0,
             is_open: false,
+            fault: None,
         }
     }
 }
@@ -208,6 +212,7 @@ impl Sender {
             _ => {}
         }
         record.state = State::Failed;
+        record.fault = Some(Box::new(fault.clone()));
         self.outputs
             .push_back(Output::Send(Message::EntryFailed { entry, fault }));
         self.withdraw_ungranted(entry);
@@ -278,6 +283,10 @@ impl Sender {
             return Err(protocol("a file is published that was not confirmed"));
         }
         record.settled = true;
+        let outcome = match (outcome, record.fault.take()) {
+            (Outcome::Failed(said), Some(own)) if said.code == own.code => Outcome::Failed(*own),
+            (outcome, _) => outcome,
+        };
         self.ledger.settle(entry, &outcome);
         let failed = match &outcome {
             Outcome::Failed(fault) if self.options.fail_early => Some(fault.clone()),

@@ -209,7 +209,10 @@ impl Sender {
             Message::Settled(outcomes) => outcomes
                 .into_iter()
                 .try_for_each(|(entry, outcome)| self.settled(entry, outcome)),
-            Message::Finish => self.finish(),
+            Message::Finish(carried) => {
+                self.ledger.carried = carried;
+                self.finish()
+            }
             _ => Err(protocol("a receiver does not say this")),
         }
     }

@@ -20,66 +20,42 @@
 
 pub mod adapters;
 pub(crate) mod budget;
+pub(crate) mod lent;
+mod memory;
 pub mod rails;
 mod windows;
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::activity::Activity;
+use super::counters::counters;
 use super::hashing::{PIECE_BYTES, blake3_value};
-use super::machinery::pack_pool;
 use super::sending::{Done, Jobs};
 use crate::engine::sender::{FilledPack, Input, OpenedFile};
 use crate::ids::{EntryId, RegionId, RemoteKey};
 use crate::lane::{RegionTable, Served, ServedRegion};
 use crate::limits::WINDOW_BYTES;
-use crate::memory::{Owner, Pool, Slot};
+use crate::memory::Slot;
 use crate::storage::source::{OpenSource, Source};
 use crate::units::{ByteRange, ChunkIndex, ChunkSize};
 use crate::wire::message::{HashKind, RegionKey};
 use crate::wire::{Fault, FaultCode};
 
-use budget::{Budget, Purse, Reservation};
+use budget::Reservation;
+use memory::slot_size;
+pub(crate) use memory::{ServingMemory, SessionMemory};
 use rails::{Hold, RailMemory, Way};
-
-/// Bytes of files that all sessions together may have registered, beside one window of each.
-const REGISTERED_BYTES_MAX: u64 = 1 << 30;
-/// Bytes of slots for windows that all sessions share, of each size, beside one slot of each.
-const SLOT_BYTES_IN_ALL: usize = 256 << 20;
-/// A slot for a window: this, or one chunk where chunks are larger.
-const SLOT_BYTES_MIN: usize = 4 << 20;
-/// Sizes of slots that there are: from the least up to the largest chunk.
-const SLOT_SIZES: usize = 3;
 
 /// A peer that says nothing for so long loses what it was granted. Peers say something every
 /// [`RENEWAL_PAUSE`] while they hold any.
-const LEASE_PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const LEASE_PATIENCE: Duration = Duration::from_secs(30);
+/// What waits so long for memory that others have is told "busy".
+const MEMORY_PATIENCE: Duration = Duration::from_secs(60);
 /// How often a receiver that holds regions says something, at least.
 pub(crate) const RENEWAL_PAUSE: Duration = Duration::from_secs(8);
-
-const _: () = assert!(ChunkSize::MAX.bytes() == (SLOT_BYTES_MIN << (SLOT_SIZES - 1)) as u64);
-
-/// Memory for what is served that all sessions of the process share.
-#[derive(Clone)]
-pub(crate) struct ServingMemory {
-    packs: Pool,
-    slots: [Pool; SLOT_SIZES],
-    budget: Arc<Budget>,
-}
-
-/// Memory of one session, which goes on with it whatever others hold.
-pub(crate) struct SessionMemory {
-    owner: Owner,
-    own_pack: Pool,
-    /// Made when it is first needed, of the size that was needed then.
-    own_slot: Mutex<Option<Pool>>,
-    purse: OnceLock<Arc<Purse>>,
-    rails: OnceLock<Arc<dyn RailMemory>>,
-    activity: Arc<Activity>,
-}
 
 /// One transfer's part.
 pub(super) struct Exposing {
@@ -138,6 +114,7 @@ struct Pack {
     region: RegionId,
     entries: Vec<EntryId>,
     capacity: u64,
+    since: Instant,
 }
 
 /// A window that waits for memory.
@@ -147,6 +124,7 @@ struct Window {
     file: Arc<OpenSource>,
     way: Way,
     range: ByteRange,
+    since: Instant,
 }
 
 /// What a window is made with.
@@ -187,94 +165,6 @@ pub(super) struct Opened {
     pub(super) way: Way,
 }
 
-impl ServingMemory {
-    /// `packs_max` packs, and the usual bounds of the rest.
-    pub(crate) fn new(packs_max: usize) -> Self {
-        Self {
-            packs: pack_pool(packs_max),
-            slots: std::array::from_fn(|size| {
-                let bytes = SLOT_BYTES_MIN << size;
-                super::machinery::serving_pool(bytes, SLOT_BYTES_IN_ALL / bytes)
-            }),
-            budget: Budget::new(REGISTERED_BYTES_MAX, super::machinery::tell_returned),
-        }
-    }
-}
-
-impl ServingMemory {
-    /// Bytes of files that are registered for all sessions beside a window of each, and the bound.
-    pub(crate) fn registered_bytes(&self) -> (u64, u64) {
-        self.budget.held()
-    }
-}
-
-impl SessionMemory {
-    /// Of the session with this number, which no other has.
-    pub(crate) fn new(owner: Owner, activity: Arc<Activity>) -> Arc<Self> {
-        Arc::new(Self {
-            owner,
-            own_pack: pack_pool(1),
-            own_slot: Mutex::new(None),
-            purse: OnceLock::new(),
-            rails: OnceLock::new(),
-            activity,
-        })
-    }
-
-    /// From now on regions are registered for these rails too. Once per session.
-    pub(crate) fn set_rails(&self, rails: Arc<dyn RailMemory>) {
-        // A second call is a defect of ours, and harmless: the first rails stay.
-        let _ = self.rails.set(rails);
-    }
-
-    /// Bytes of files that are registered for the session.
-    pub(crate) fn registered_bytes(&self) -> u64 {
-        self.purse.get().map_or(0, |purse| purse.held())
-    }
-
-    fn rails(&self) -> Option<&Arc<dyn RailMemory>> {
-        self.rails.get().filter(|rails| rails.is_up())
-    }
-
-    /// The session's own pack slot if it is free, else a shared one.
-    fn pack_slot(&self, shared: &ServingMemory) -> Option<Slot> {
-        self.own_pack
-            .take_for(self.owner)
-            .or_else(|| shared.packs.take_for(self.owner))
-    }
-
-    /// A slot for a window in a transfer with such chunks; whatever it held is still in it.
-    fn window_slot(&self, shared: &ServingMemory, chunk: ChunkSize) -> Option<Slot> {
-        let (size, bytes) = slot_size(chunk);
-        let mut own = self.own_slot.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another size than before: as no slot of the old size is out, it can be exchanged.
-        if own
-            .as_ref()
-            .is_none_or(|own| own.slot_bytes() < bytes && own.available() == 1)
-        {
-            *own = Some(super::machinery::serving_pool(bytes, 1));
-        }
-        own.as_ref()
-            .filter(|own| own.slot_bytes() >= bytes)
-            .and_then(Pool::take)
-            .or_else(|| shared.slots[size].take())
-    }
-
-    fn reserve(&self, shared: &ServingMemory, bytes: u64) -> Option<Reservation> {
-        self.purse
-            .get_or_init(|| shared.budget.purse())
-            .reserve(bytes)
-    }
-}
-
-/// Which slots serve windows of files with such chunks, and their bytes.
-fn slot_size(chunk: ChunkSize) -> (usize, usize) {
-    let size = (0..SLOT_SIZES - 1)
-        .find(|size| (SLOT_BYTES_MIN << size) as u64 >= chunk.bytes())
-        .unwrap_or(SLOT_SIZES - 1);
-    (size, SLOT_BYTES_MIN << size)
-}
-
 impl Exposing {
     pub(super) fn new(
         session: Arc<SessionMemory>,
@@ -308,8 +198,15 @@ impl Exposing {
     /// Opens a file and finds out how it can be served.
     pub(super) fn open(&self, entry: EntryId) {
         let source = Arc::clone(&self.source);
-        let rails = self.session.rails().cloned();
         let activity = Arc::clone(&self.session.activity);
+        // Rails that are down for a moment will be what the file goes by, if there is nothing else.
+        let alone = || {
+            self.session
+                .rails
+                .get()
+                .filter(|_| self.session.must_wait())
+        };
+        let rails = self.session.rails().or_else(alone).cloned();
         self.jobs.run(move || {
             let opened = source.open_file(entry).map_err(|error| error.fault());
             let result = opened.and_then(|file| {
@@ -341,6 +238,7 @@ impl Exposing {
             region,
             entries,
             capacity,
+            since: Instant::now(),
         });
     }
 
@@ -358,7 +256,45 @@ impl Exposing {
             file,
             way,
             range,
+            since: Instant::now(),
         });
+    }
+
+    /// Gives up what has waited for too long by `now` for memory that others have. A transfer that
+    /// has some itself waits for its own receiver and not for others.
+    pub(super) fn end_waits(&mut self, now: Instant) -> Vec<Input> {
+        let mut given_up = Vec::new();
+        if !self.held.is_empty() || self.session.must_wait() {
+            return given_up;
+        }
+        let is_late = |since: Instant| now.saturating_duration_since(since) >= MEMORY_PATIENCE;
+        while self.packs.front().is_some_and(|pack| is_late(pack.since))
+            && let Some(pack) = self.packs.pop_front()
+        {
+            let failed = pack.entries.into_iter().map(|entry| (entry, busy()));
+            given_up.push(Input::PackFilled {
+                region: pack.region,
+                pack: FilledPack {
+                    failed: failed.collect(),
+                    ..FilledPack::default()
+                },
+            });
+        }
+        while self
+            .windows
+            .front()
+            .is_some_and(|window| is_late(window.since))
+            && let Some(window) = self.windows.pop_front()
+        {
+            given_up.push(Input::Exposed {
+                region: window.region,
+                result: Err(busy()),
+            });
+        }
+        for _ in &given_up {
+            counters().busy.count();
+        }
+        given_up
     }
 
     /// Whether something waits for memory that others have.
@@ -369,6 +305,9 @@ impl Exposing {
     /// Starts what there is memory for. Called whenever something happened, and when memory comes back
     /// that somebody missed.
     pub(super) fn advance(&mut self) {
+        if self.session.must_wait() {
+            return;
+        }
         while !self.packs.is_empty() {
             let slot = self.session.pack_slot(&self.shared);
             let (Some(slot), Some(pack)) = (slot, self.packs.pop_front()) else {
@@ -396,7 +335,8 @@ impl Exposing {
         let bytes = window.range.len();
         match window.way {
             _ if self.session.rails().is_none() => Some(Room::None),
-            Way::OnDemand | Way::Pinned => {
+            // A file that was opened before there were rails moves to them with its next window.
+            Way::OnDemand | Way::Pinned | Way::Lanes => {
                 let reserved = self.session.reserve(&self.shared, bytes);
                 reserved.map(Room::Registered)
             }
@@ -404,8 +344,13 @@ impl Exposing {
                 let slot = self.session.window_slot(&self.shared, self.chunk);
                 slot.map(Room::Slot)
             }
-            Way::Pool | Way::Lanes => Some(Room::None),
+            Way::Pool => Some(Room::None),
         }
+    }
+
+    /// Why windows or packs of the session went over tcp though there are rails; told once.
+    pub(super) fn untold_refusal(&self) -> Option<String> {
+        self.session.refusals.untold().map(str::to_owned)
     }
 
     fn hold(&mut self, region: RegionId, entry: Option<EntryId>) {
@@ -424,12 +369,14 @@ impl Exposing {
             region,
             entries,
             capacity,
+            ..
         } = pack;
         self.hold(region, None);
-        let rails = self.session.rails().cloned();
+        let session = Arc::clone(&self.session);
         let (source, regions) = (Arc::clone(&self.source), Arc::clone(&self.regions));
         let jobs = self.jobs.clone();
         self.jobs.run(move || {
+            let rails = session.rails();
             let room = usize::try_from(capacity)
                 .unwrap_or(usize::MAX)
                 .min(slot.len());
@@ -457,7 +404,7 @@ impl Exposing {
                         Err(error) if rails.policy().is_strict() => {
                             return Done::PackFilled(region, unregistered(pack, &error), way);
                         }
-                        Err(error) => rails::note_refusal(&error),
+                        Err(error) => session.refusals.note(&error),
                     }
                 }
                 let content = Served::Memory {
@@ -510,6 +457,9 @@ impl Exposing {
             self.held.remove(&region);
         } else if let Some(held) = self.held.get_mut(&region) {
             held.registered = way.is_some();
+            if held.registered {
+                counters().packs.count();
+            }
         }
     }
 
@@ -519,16 +469,18 @@ impl Exposing {
             self.held.remove(&region);
             return;
         };
-        let count = match made.way {
-            Some(Way::OnDemand) => &mut self.counts.odp,
-            Some(Way::Pinned) => &mut self.counts.mmap,
-            Some(Way::Pool) => &mut self.counts.pool,
-            Some(Way::Lanes) | None => &mut self.counts.tcp,
+        let (all, counts) = (counters(), &mut self.counts);
+        let (count, of_all) = match made.way {
+            Some(Way::OnDemand) => (&mut counts.odp, &all.windows_odp),
+            Some(Way::Pinned) => (&mut counts.mmap, &all.windows_mmap),
+            Some(Way::Pool) => (&mut counts.pool, &all.windows_pool),
+            Some(Way::Lanes) | None => (&mut counts.tcp, &all.windows_tcp),
         };
         *count += 1;
         self.session
             .activity
             .exposed(way_name(made.way.unwrap_or(Way::Lanes)));
+        of_all.count();
         if let Some(held) = self.held.get_mut(&region) {
             held.registered = made.way.is_some();
             held.proofs = made.proofs;
@@ -621,6 +573,7 @@ impl Exposing {
         for (region, held) in &mut self.held {
             if held.granted && held.registered && held.lease == Lease::Running {
                 held.lease = Lease::Ending;
+                counters().leases_ended.count();
                 ending.push(*region);
                 failed.extend(held.entry.map(|entry| Input::SourceFailed {
                     entry,
@@ -719,6 +672,15 @@ fn tcp_key() -> (RemoteKey, RegionKey) {
         key,
     };
     (key, told)
+}
+
+fn busy() -> Fault {
+    let text = format!(
+        "the sender's memory for what is read has been in use by other sessions for {} s; try again \
+         later",
+        MEMORY_PATIENCE.as_secs()
+    );
+    Fault::new(FaultCode::Busy, text)
 }
 
 fn lease_ended() -> Fault {

@@ -7,9 +7,12 @@ use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 
 use crate::memory::Slot;
+use crate::session::counters::counters;
+use crate::session::rails::trouble;
 use crate::units::ByteRange;
 use crate::wire::message::RegionKey;
 use crate::wire::{Fault, FaultCode};
@@ -135,38 +138,46 @@ pub trait RailMemory: Send + Sync {
     fn register_slot(&self, slot: &mut Slot) -> io::Result<Vec<RegionKey>>;
 }
 
-/// Says that something could not be registered: once for each kind of reason.
-pub(super) fn note_refusal(error: &io::Error) {
-    static TOLD: LazyLock<Mutex<HashSet<io::ErrorKind>>> = LazyLock::new(Mutex::default);
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    if told.insert(error.kind()) {
+/// What could not be registered in one session and went over tcp: the first reason, for both ends'
+/// reports. The log has each kind of reason once for the process.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals {
+    first: OnceLock<String>,
+    told: AtomicBool,
+}
+
+impl Refusals {
+    pub(super) fn note(&self, error: &io::Error) {
+        static LOGGED: LazyLock<Mutex<HashSet<io::ErrorKind>>> = LazyLock::new(Mutex::default);
         let text = refusal(error).text;
-        tracing::warn!("{text}; it goes over tcp, and so does all that meets this later");
+        counters().refusals.count();
+        let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.insert(error.kind()) {
+            tracing::warn!("{text}; it goes over tcp, and so does all that meets this later");
+        }
+        drop(logged);
+        // Later ones are like the first, or a consequence of it.
+        let _ = self.first.set(text);
+    }
+
+    /// Why memory of this end's went over tcp, if any did.
+    pub(crate) fn first(&self) -> Option<&str> {
+        self.first.get().map(String::as_str)
+    }
+
+    /// The same, once.
+    pub(super) fn untold(&self) -> Option<&str> {
+        let first = self.first()?;
+        (!self.told.swap(true, Ordering::Relaxed)).then_some(first)
     }
 }
 
 /// What a failed registration means where there is no other way.
 pub(super) fn refusal(error: &io::Error) -> Fault {
-    // The kernel says "no memory" when the limit on locked memory is reached.
-    let hint = match error.kind() {
-        io::ErrorKind::OutOfMemory => format!("; {}", memlock_hint()),
-        _ => String::new(),
-    };
+    let words = trouble::words(error);
     Fault::new(
         FaultCode::TransportUnavailable,
-        format!("memory can't be registered for RDMA: {error}{hint}"),
-    )
-}
-
-fn memlock_hint() -> String {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
-    let now = match limit.current {
-        Some(bytes) => format!("is {} KiB", bytes >> 10),
-        None => "is off, so the machine lacks memory".to_owned(),
-    };
-    format!(
-        "the limit on locked memory (RLIMIT_MEMLOCK) {now}: raise it with LimitMEMLOCK= in the \
-         unit or ulimit -l"
+        format!("memory can't be registered for RDMA: {words}"),
     )
 }
 
@@ -219,13 +230,5 @@ mod tests {
             .unwrap_err();
         assert_eq!(fault.code, FaultCode::TransportUnavailable);
         assert!(fault.text.contains("odp") && fault.text.contains("no ODP"));
-    }
-
-    #[test]
-    fn the_limit_on_locked_memory_is_named() {
-        let text = refusal(&io::Error::from(io::ErrorKind::OutOfMemory)).text;
-        assert!(text.contains("RLIMIT_MEMLOCK") && text.contains("LimitMEMLOCK="));
-        let text = refusal(&io::Error::from(io::ErrorKind::PermissionDenied)).text;
-        assert!(!text.contains("RLIMIT_MEMLOCK"));
     }
 }

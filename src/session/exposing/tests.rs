@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use super::super::super::activity::Activity;
 use super::super::super::sending::{Done, Jobs};
 use super::super::rails::{Hold, MemoryPolicy, RailMemory, RdmaMemory, Way, Ways};
-use super::super::{Exposing, LEASE_PATIENCE, ServingMemory, SessionMemory};
+use super::super::{Exposing, LEASE_PATIENCE, MEMORY_PATIENCE, ServingMemory, SessionMemory};
 use super::fill;
 use crate::engine::sender::{ExposedWindow, Input};
 use crate::ids::{EntryId, RegionId, RemoteKey};
@@ -403,6 +403,38 @@ fn one_session_waits_for_its_own_registered_bytes() {
         .expose((REGION, world.entry), file, way, huge);
     world.exposing.advance();
     assert!(world.exposing.is_waiting());
+    // Others do not give any back in time.
+    let begin = Instant::now();
+    assert!(world.exposing.end_waits(begin).is_empty());
+    let mut given_up = world.exposing.end_waits(begin + MEMORY_PATIENCE);
+    let Some(Input::Exposed { region, result }) = given_up.pop() else {
+        panic!("{given_up:?}");
+    };
+    assert_eq!(
+        (region, result.unwrap_err().code),
+        (REGION, FaultCode::Busy)
+    );
+    assert!(!world.exposing.is_waiting());
+}
+
+#[test]
+fn who_has_memory_already_waits_for_more_as_long_as_it_takes() {
+    let counted = Arc::new(Counted::new(Way::Pinned));
+    let mut world = world(1 << 20, HashKind::None, Some(counted));
+    world.expose().unwrap();
+    let (file, way, _) = world.open().unwrap();
+    let huge = ByteRange {
+        start: 0,
+        end: 1 << 40,
+    };
+    world
+        .exposing
+        .expose((RegionId(REGION.0 + 1), world.entry), file, way, huge);
+    world.exposing.advance();
+    let late = Instant::now() + 10 * MEMORY_PATIENCE;
+    assert!(world.exposing.end_waits(late).is_empty());
+    assert!(world.exposing.is_waiting());
+    world.withdraw();
 }
 
 #[test]

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use super::super::hashing::{PIECE_BYTES, became_shorter, chunks_with_data, read_fault};
 use super::super::sending::Done;
 use super::rails::{self, Hold, RailMemory, Way};
-use super::{Exposing, Made, Proofs, Room, Window, expose_to, served, tcp_key};
+use super::{
+    Exposing, Made, Proofs, Room, SessionMemory, Window, expose_to, served, tcp_key, way_of,
+};
 use crate::engine::sender::ExposedWindow;
 use crate::integrity::{ChunkHasher, HashPlan};
 use crate::lane::Served;
 use crate::limits::GRANT_EXTENTS_MAX;
-use crate::memory::{Owner, Slot};
+use crate::memory::Slot;
 use crate::storage::source::OpenSource;
 use crate::units::{ByteRange, ChunkIndex, ChunkSize};
 use crate::wire::Fault;
@@ -32,7 +34,7 @@ struct Task {
     window: Window,
     hash: HashKind,
     chunk: ChunkSize,
-    owner: Owner,
+    session: Arc<SessionMemory>,
     rails: Option<Arc<dyn RailMemory>>,
 }
 
@@ -46,7 +48,7 @@ impl Exposing {
             window,
             hash: self.hash,
             chunk: self.chunk,
-            owner: self.session.owner,
+            session: Arc::clone(&self.session),
             rails: self.session.rails().cloned(),
         };
         self.jobs.run(move || {
@@ -80,23 +82,29 @@ impl Task {
         match (room, &self.rails) {
             // A hole is told and not read.
             (Room::Registered(reservation), Some(rails)) if !extents.is_empty() => {
-                let Window {
-                    file, range, way, ..
-                } = &self.window;
-                match rails.register_window(file.file.as_fd(), *range, *way) {
+                let Window { file, range, .. } = &self.window;
+                let way = match self.window.way {
+                    // It was opened before there were rails.
+                    Way::Lanes => way_of(&**rails, file, &self.session.activity)?,
+                    way => way,
+                };
+                if !matches!(way, Way::OnDemand | Way::Pinned) {
+                    return Ok(self.by_lanes());
+                }
+                match rails.register_window(file.file.as_fd(), *range, way) {
                     Ok((keys, hold)) => Ok(Making {
                         content: self.file_content(None),
                         // In this order: the bytes are free for others when nothing is registered.
                         hold: Some(Box::new((hold, reservation))),
                         keys,
                         made: Made {
-                            way: Some(*way),
+                            way: Some(way),
                             proofs: self.proofs_in_place(extents),
                         },
                     }),
                     Err(error) if rails.policy().is_strict() => Err(rails::refusal(&error)),
                     Err(error) => {
-                        rails::note_refusal(&error);
+                        self.session.refusals.note(&error);
                         Ok(self.by_lanes())
                     }
                 }
@@ -149,14 +157,14 @@ impl Task {
         rails: &dyn RailMemory,
         extents: &[ByteRange],
     ) -> Result<Making, Fault> {
-        slot.adopt(self.owner);
+        slot.adopt(self.session.owner);
         let Window { file, range, .. } = &self.window;
         let values = fill(&mut slot, file, *range, extents, (self.hash, self.chunk))?;
         let mut keys = Vec::new();
         match rails.register_slot(&mut slot) {
             Ok(registered) => keys = registered,
             Err(error) if rails.policy().is_strict() => return Err(rails::refusal(&error)),
-            Err(error) => rails::note_refusal(&error),
+            Err(error) => self.session.refusals.note(&error),
         }
         let way = (!keys.is_empty()).then_some(Way::Pool);
         Ok(Making {

@@ -2,17 +2,34 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::{Inbound, Peer, sink};
-use crate::engine::LaneId;
-use crate::session::rails::fabric::LostSender;
+use super::{Carrier, Inbound, Peer};
+use crate::lane::LostReason;
+use crate::session::rails::fabric::{Lost, LostSender};
+use crate::session::rails::trouble;
 use crate::transport::rdma;
 use crate::wire::message::RailLink;
+use crate::wire::{Fault, FaultCode};
 
 /// What is known of a queue pair beside that it is a data connection.
 pub(super) struct Railed {
     pub(super) link: RailLink,
     /// Hears if it is lost at this end.
     pub(super) lost: LostSender,
+}
+
+impl Railed {
+    pub(super) fn tell_lost(&self, reason: &LostReason) {
+        let (reason, may_pass) = match reason.io() {
+            Some(error) => (trouble::words(error), trouble::may_pass(error)),
+            None => (reason.to_string(), true),
+        };
+        // Nobody makes rails any more if the session is about to end.
+        let _ = self.lost.send(Lost {
+            link: self.link,
+            reason,
+            may_pass,
+        });
+    }
 }
 
 impl Peer {
@@ -23,26 +40,7 @@ impl Peer {
         connection: rdma::Connection,
         lost: LostSender,
     ) -> bool {
-        let mut connections = self
-            .connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if connections.closed {
-            return false;
-        }
-        let lane = LaneId(connections.issued);
-        connections.issued += 1;
-        let start = usize::try_from(self.id.0 % 64).unwrap_or(0);
-        let at = (start + lane.0 as usize) % self.lanes.count();
-        let events = sink(Arc::downgrade(self));
-        let regions = Arc::clone(&self.regions);
-        let connection = self.lanes.attach_rdma(at, connection, regions, events);
-        connections.up.push((lane, Arc::new(connection)));
-        let rail = link.rail;
-        connections.railed.insert(lane, Railed { link, lost });
-        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
-        routes.tell(|| Inbound::LaneUp(lane, rail));
-        true
+        self.carry(Some(Railed { link, lost }), Carrier::Rdma(connection))
     }
 
     /// The other end has lost this queue pair. What was in flight on it comes back as lost.
@@ -70,5 +68,16 @@ impl Peer {
         };
         // Outside of the lock: lanes answer what is in flight.
         drop(detached);
+    }
+
+    /// There are no rails any more and there will be none. A session that goes by rails alone is of
+    /// no use then: whoever waits in it hears why at once.
+    pub(crate) fn without_rails(&self, reason: &str) {
+        if self.rails.are_alone() {
+            self.close(&Fault::new(
+                FaultCode::TransportUnavailable,
+                format!("the rdma transport is not available any more: {reason}"),
+            ));
+        }
     }
 }

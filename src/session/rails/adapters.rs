@@ -3,15 +3,20 @@
 //! In: what adapters tell of their ports, the options. Out: ports as peers are told of them, with
 //! the reasons for those that can't be used; queue pairs, connected.
 
-use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+mod half;
 
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use self::half::AdapterHalf;
 use super::book::Book;
-use super::fabric::{Fabric, Half, LostSender, Owner, Path, Survey};
+use super::by_cm::{self, Reception};
+use super::fabric::{Fabric, LostSender, Owner, Survey, Way};
 use super::network::{IpNetwork, address_of, is_link_local, is_unicast};
-use super::pairing::{LocalGid, LocalPort};
-use crate::ids::{RemoteKey, TransferId};
+use super::pairing::{LocalGid, LocalPort, Misfit};
+use super::trouble::Obstacle;
+use crate::ids::TransferId;
 use crate::limits::{PORT_GIDS_MAX, RAIL_PORTS_MAX};
 use crate::options::RdmaOptions;
 use crate::session::exposing::adapters::AdapterMemory;
@@ -19,13 +24,10 @@ use crate::session::exposing::rails::{MemoryPolicy, RdmaMemory};
 use crate::session::peer::Peer;
 use crate::sys::interfaces::{self, InterfaceAddress};
 use crate::transport::rdma::{
-    self, Connected, Connection, Endpoint, LinkOptions, PortFacts, ProbeRegion, RailPolicy,
-    RemotePort, SessionDomains,
+    self, Connection, Endpoint, PortFacts, ProbeRegion, RailPolicy, SessionDomains,
 };
 use crate::wire::Message;
-use crate::wire::message::{
-    GidKind, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair, RailLink, RailPort,
-};
+use crate::wire::message::{GidKind, LinkLayer, PROBE_BYTES, PathMtu, PortGid, RailLink, RailPort};
 
 /// READs that a queue pair has under way: two of them keep a fast link busy with READs of a
 /// megabyte, and more would only take memory from others.
@@ -37,6 +39,8 @@ pub(crate) struct SessionRails {
     pub(crate) domains: Arc<SessionDomains>,
     /// Which rails there are.
     pub(crate) book: Arc<Mutex<Book>>,
+    /// There is no tcp beside them.
+    alone: AtomicBool,
 }
 
 impl SessionRails {
@@ -44,7 +48,13 @@ impl SessionRails {
         Self {
             domains: Arc::new(SessionDomains::new()),
             book: Arc::default(),
+            alone: AtomicBool::new(false),
         }
+    }
+
+    /// Whether data goes by rails or not at all.
+    pub(crate) fn are_alone(&self) -> bool {
+        self.alone.load(Ordering::Relaxed)
     }
 }
 
@@ -57,6 +67,7 @@ pub(crate) fn register_for_rails(peer: &Peer, memory: RdmaMemory, rails_only: bo
             .unwrap_or_else(PoisonError::into_inner)
             .devices()
     });
+    peer.rails.alone.store(rails_only, Ordering::Relaxed);
     let policy = MemoryPolicy { memory, rails_only };
     let domains = Arc::clone(&peer.rails.domains);
     let registering = AdapterMemory::new(domains, devices, policy);
@@ -67,15 +78,35 @@ pub(crate) fn register_for_rails(peer: &Peer, memory: RdmaMemory, rails_only: bo
 pub(crate) struct SessionAdapters {
     domains: Arc<SessionDomains>,
     options: RdmaOptions,
+    /// A server's that connects by rdma_cm.
+    reception: Option<Arc<Reception>>,
 }
 
 impl SessionAdapters {
-    pub(crate) fn new(rails: &SessionRails, options: RdmaOptions) -> Arc<Self> {
+    pub(crate) fn new(
+        rails: &SessionRails,
+        options: RdmaOptions,
+        reception: Option<Arc<Reception>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             domains: Arc::clone(&rails.domains),
             options,
+            reception,
         })
     }
+}
+
+/// What the device tells of a port now.
+pub(super) fn facts_of(port: &LocalPort) -> io::Result<PortFacts> {
+    let adapters = rdma::adapters().map_err(io::Error::other)?;
+    let is_it = |facts: &PortFacts| {
+        facts.device == port.device
+            && facts.port == port.port.number
+            && facts.guid == port.port.guid
+    };
+    let ports = adapters.ports(&RailPolicy::default());
+    let facts = ports.into_iter().find(is_it);
+    facts.ok_or_else(|| io::Error::other("the port is gone"))
 }
 
 /// Looks at all ports of this machine. Blocks.
@@ -85,6 +116,7 @@ pub(crate) fn survey(options: &RdmaOptions) -> Survey {
         Ok(adapters) => adapters,
         Err(reason) => {
             survey.reasons.push(reason);
+            survey.has_devices = rdma::has_devices();
             return survey;
         }
     };
@@ -123,12 +155,14 @@ pub(crate) fn survey(options: &RdmaOptions) -> Survey {
                 let reason = format!("{label}: only {RAIL_PORTS_MAX} ports are used");
                 survey.reasons.push(reason);
             }
-            Err(reason) => {
-                let reason = format!("{}: {reason}", label(facts));
+            Err(unusable) => {
+                let reason = format!("{}: {}", label(facts), unusable.reason);
                 survey.reasons.push(reason);
+                survey.may_pass |= unusable.may_pass;
             }
         }
     }
+    survey.reasons.extend(adapters.unusable());
     if survey.ports.is_empty() && survey.reasons.is_empty() {
         survey.reasons.push(if survey.has_devices {
             "no RDMA port here is named by the option `devices`".to_owned()
@@ -159,22 +193,25 @@ fn usable(
     facts: &PortFacts,
     options: &RdmaOptions,
     interfaces: &[InterfaceAddress],
-) -> Result<LocalPort, String> {
+) -> Result<LocalPort, Obstacle> {
     if facts.is_iwarp {
         let reason = "iWARP: what a READ brings must be writable for the peer, and no peer is \
                       given that right";
-        return Err(reason.to_owned());
+        return Err(Obstacle::for_good(reason));
     }
     let link = match facts.link_layer {
         rdma::LinkLayer::InfiniBand => LinkLayer::InfiniBand,
         rdma::LinkLayer::Ethernet => LinkLayer::Ethernet,
-        rdma::LinkLayer::Other => return Err("it is neither InfiniBand nor Ethernet".to_owned()),
+        rdma::LinkLayer::Other => {
+            return Err(Obstacle::for_good("it is neither InfiniBand nor Ethernet"));
+        }
     };
     if !facts.active {
-        return Err(format!("its state is {}", facts.state));
+        return Err(Obstacle::for_now(format!("its state is {}", facts.state)));
     }
-    let mtu = PathMtu::from_bytes(facts.mtu)
-        .ok_or_else(|| format!("its MTU of {} bytes is none of RDMA's", facts.mtu))?;
+    let mtu = PathMtu::from_bytes(facts.mtu).ok_or_else(|| {
+        Obstacle::for_good(format!("its MTU of {} bytes is none of RDMA's", facts.mtu))
+    })?;
     let mut gids: Vec<_> = facts
         .gids
         .iter()
@@ -202,10 +239,11 @@ fn usable(
     gids.sort_by_key(|(rank, _, _)| *rank);
     gids.truncate(PORT_GIDS_MAX);
     if gids.is_empty() {
-        return Err(match options.gid_index {
+        // An interface gets its address after its link.
+        return Err(Obstacle::for_now(match options.gid_index {
             Some(index) => format!("it has no usable address (GID) at index {index}"),
             None => "it has no usable address (GID): has its interface an IP address?".to_owned(),
-        });
+        }));
     }
     let (told, own) = gids.into_iter().map(|(_, told, own)| (told, own)).unzip();
     Ok(LocalPort {
@@ -241,116 +279,42 @@ impl Fabric for SessionAdapters {
     fn open(
         &self,
         port: &LocalPort,
+        gid: usize,
         probe: [u8; PROBE_BYTES],
         queue_pairs: usize,
+        way: Way,
     ) -> io::Result<AdapterHalf> {
-        let adapters = rdma::adapters().map_err(io::Error::other)?;
-        let is_it = |facts: &PortFacts| {
-            facts.device == port.device
-                && facts.port == port.port.number
-                && facts.guid == port.port.guid
+        let facts = facts_of(port)?;
+        let make = |_| match way {
+            Way::Direct => Endpoint::new(&self.domains, &facts, DEPTH),
+            Way::Await(_) | Way::Dial { .. } => Endpoint::for_cm(&self.domains, &facts, DEPTH),
         };
-        let facts = adapters
-            .ports(&RailPolicy::default())
-            .into_iter()
-            .find(is_it);
-        let facts = facts.ok_or_else(|| io::Error::other("the port is gone"))?;
-        let make = |_| Endpoint::new(&self.domains, &facts, DEPTH);
         let endpoints = (0..queue_pairs).map(make).collect::<io::Result<Vec<_>>>()?;
-        let numbers = endpoints.iter().map(|endpoint| QueuePair {
-            number: endpoint.number(),
-            psn: endpoint.psn(),
-        });
-        Ok(AdapterHalf {
-            queue_pairs: numbers.collect(),
-            stages: endpoints.into_iter().map(Stage::Open).collect(),
-            probe: ProbeRegion::new(&self.domains, &facts, probe)?,
-            options: self.options.clone(),
-        })
-    }
-}
-
-/// This end's half of a rail over an adapter.
-pub(crate) struct AdapterHalf {
-    /// As they were made, whatever became of them.
-    queue_pairs: Vec<QueuePair>,
-    stages: Vec<Stage>,
-    probe: ProbeRegion,
-    options: RdmaOptions,
-}
-
-enum Stage {
-    Open(Endpoint),
-    Connected(Connected),
-    /// In use, or of no use any more.
-    Gone,
-}
-
-impl Half for AdapterHalf {
-    type Connection = Connection;
-
-    fn queue_pairs(&self) -> Vec<QueuePair> {
-        self.queue_pairs.clone()
-    }
-
-    fn probe(&self) -> (u64, RemoteKey) {
-        (self.probe.address(), self.probe.key())
-    }
-
-    fn connect(&mut self, path: &Path, theirs: &[QueuePair]) -> io::Result<()> {
-        let link = LinkOptions {
-            mtu: path.agreement.mtu.bytes(),
-            gid_index: path.gid_index,
-            traffic_class: self.options.traffic_class,
-            service_level: self.options.service_level,
-            retry_cnt: self.options.retry_count,
-            timeout: self.options.timeout,
-            rnr_retry: self.options.rnr_retry,
-            min_rnr_timer: self.options.min_rnr_timer,
-            max_rd_atomic: path.agreement.reads_posted,
-            max_dest_rd_atomic: path.agreement.reads_served,
-            peer_max_msg_bytes: match path.remote_message_bytes_max {
-                0 => None,
-                max => Some(max.into()),
-            },
-        };
-        for (stage, theirs) in self.stages.iter_mut().zip(theirs) {
-            let remote = RemotePort {
-                gid: path.remote_gid,
-                lid: path.remote_lid,
-                qp_number: theirs.number,
-                psn: theirs.psn,
-            };
-            if let Stage::Open(endpoint) = std::mem::replace(stage, Stage::Gone) {
-                *stage = Stage::Connected(endpoint.connect(&remote, &link)?);
+        let probe = ProbeRegion::new(&self.domains, &facts, probe)?;
+        let mut half = AdapterHalf::new(endpoints, probe, facts, self.options.clone());
+        match way {
+            Way::Direct => {}
+            Way::Await(path) => {
+                let own = by_cm::own_address(port, &half.facts, gid, None)?;
+                let reception = self.reception.as_ref();
+                let reception = reception
+                    .ok_or_else(|| io::Error::other("nobody listens with rdma_cm here"))?;
+                half.invite(reception, own.address, &path)?;
+            }
+            Way::Dial {
+                invitation,
+                may_be_far,
+            } => {
+                let to = address_of(&invitation.address);
+                let own = by_cm::own_address(port, &half.facts, gid, Some(to))?;
+                if !own.is_near && !may_be_far {
+                    let why = format!("{to}: {}", Misfit::Elsewhere);
+                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+                }
+                half.dials = by_cm::dials(&invitation, own.address);
             }
         }
-        Ok(())
-    }
-
-    fn read_probe(
-        &mut self,
-        queue_pair: usize,
-        probe: &Probe,
-        deadline: Instant,
-    ) -> io::Result<[u8; PROBE_BYTES]> {
-        match self.stages.get_mut(queue_pair) {
-            Some(Stage::Connected(connected)) => {
-                connected.probe(probe.address, probe.key, deadline)
-            }
-            _ => Err(io::Error::other("the queue pair is not connected")),
-        }
-    }
-
-    fn take(&mut self, queue_pair: usize) -> Option<Connection> {
-        let stage = self.stages.get_mut(queue_pair)?;
-        match std::mem::replace(stage, Stage::Gone) {
-            Stage::Connected(connected) => Some(connected.into_connection()),
-            other => {
-                *stage = other;
-                None
-            }
-        }
+        Ok(half)
     }
 }
 
@@ -365,6 +329,10 @@ impl Owner<Connection> for Peer {
 
     fn detach(&self, link: RailLink) {
         self.detach_rail(link);
+    }
+
+    fn gave_up(&self, reason: &str) {
+        self.without_rails(reason);
     }
 }
 
@@ -431,8 +399,8 @@ mod tests {
         };
         let port = usable(&facts(), &only(1), &[]).unwrap();
         assert_eq!((port.gids.len(), port.gids[0].network), (1, None));
-        let reason = usable(&facts(), &only(9), &[]).unwrap_err();
-        assert!(reason.contains("index 9"), "{reason}");
+        let unusable = usable(&facts(), &only(9), &[]).unwrap_err();
+        assert!(unusable.reason.contains("index 9") && unusable.may_pass);
     }
 
     #[test]
@@ -448,15 +416,16 @@ mod tests {
         strange.link_layer = rdma::LinkLayer::Other;
         let mut tiny = facts();
         tiny.mtu = 100;
-        for (facts, part) in [
-            (iwarp, "iWARP"),
-            (down, "its state is down"),
-            (bare, "has its interface an IP address?"),
-            (strange, "neither InfiniBand"),
-            (tiny, "MTU of 100 bytes"),
+        for (facts, part, may_pass) in [
+            (iwarp, "iWARP", false),
+            (down, "its state is down", true),
+            (bare, "has its interface an IP address?", true),
+            (strange, "neither InfiniBand", false),
+            (tiny, "MTU of 100 bytes", false),
         ] {
-            let reason = usable(&facts, &RdmaOptions::default(), &[]).unwrap_err();
-            assert!(reason.contains(part), "{reason}");
+            let unusable = usable(&facts, &RdmaOptions::default(), &[]).unwrap_err();
+            assert!(unusable.reason.contains(part), "{unusable:?}");
+            assert_eq!(unusable.may_pass, may_pass, "{unusable:?}");
         }
     }
 

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::pairing::{Agreement, LocalPort};
+use super::fabric::Reached;
+use super::pairing::LocalPort;
 use crate::limits::RAILS_MAX;
 use crate::wire::message::{GidKind, RailLink, RailPort};
 
@@ -58,6 +59,8 @@ pub(crate) struct RailReport {
     pub(crate) mtu_bytes: u32,
     /// The slower port's speed in Mbit/s, 0 if not known.
     pub(crate) speed_mbps: u32,
+    /// rdma_cm has connected it.
+    pub(crate) by_cm: bool,
     /// Queue pairs in use.
     pub(crate) queue_pairs: usize,
 }
@@ -79,6 +82,9 @@ impl fmt::Display for RailReport {
             speed if speed % 1000 == 0 => write!(f, ", {} Gbit/s", speed / 1000)?,
             speed => write!(f, ", {}.{} Gbit/s", speed / 1000, speed % 1000 / 100)?,
         }
+        if self.by_cm {
+            f.write_str(", by rdma_cm")?;
+        }
         let plural = if self.queue_pairs == 1 { "" } else { "s" };
         write!(f, ", {} queue pair{plural})", self.queue_pairs)
     }
@@ -90,21 +96,22 @@ impl RailReport {
         rail: u16,
         local: &LocalPort,
         remote: &RailPort,
-        kind: GidKind,
-        agreement: &Agreement,
+        reached: &Reached,
+        by_cm: bool,
     ) -> Self {
         let speeds = [local.port.speed_mbps, remote.speed_mbps];
         Self {
             rail,
             local: local.port.label.clone(),
             remote: remote.label.clone(),
-            kind,
-            mtu_bytes: agreement.mtu.bytes(),
+            kind: reached.kind,
+            mtu_bytes: reached.mtu.bytes(),
             speed_mbps: speeds
                 .into_iter()
                 .filter(|speed| *speed > 0)
                 .min()
                 .unwrap_or(0),
+            by_cm,
             queue_pairs: 0,
         }
     }
@@ -123,7 +130,14 @@ struct Rail {
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     rails: BTreeMap<u16, Rail>,
+    /// Why there are not more rails, as of the last attempt and the losses since.
+    reasons: Vec<String>,
+    /// Why the peer's memory can't be read over them, as the peer says.
+    memory: Option<String>,
 }
+
+/// Reasons that are kept for people.
+const REASONS_MAX: usize = 8;
 
 impl Book {
     /// The number of a pair of ports: the one it has, or one that is free. Nothing if all are in use
@@ -170,6 +184,39 @@ impl Book {
         rail.up.len() < before
     }
 
+    /// An attempt came to this.
+    pub(crate) fn set_reasons(&mut self, reasons: Vec<String>) {
+        self.reasons = reasons;
+        self.reasons.truncate(REASONS_MAX);
+    }
+
+    /// A queue pair was lost for this reason.
+    pub(crate) fn add_reason(&mut self, reason: &str) {
+        if self.reasons.len() < REASONS_MAX && !self.reasons.iter().any(|known| known == reason) {
+            self.reasons.push(reason.to_owned());
+        }
+    }
+
+    /// Why there are not more rails.
+    pub(crate) fn reasons(&self) -> &[String] {
+        &self.reasons
+    }
+
+    /// The peer says that its memory can't be read over rails.
+    pub(crate) fn set_memory(&mut self, reason: String) {
+        self.memory.get_or_insert(reason);
+    }
+
+    /// What it said of that first.
+    pub(crate) fn memory(&self) -> Option<&str> {
+        self.memory.as_deref()
+    }
+
+    /// Whether any rail ever had a queue pair in use.
+    pub(crate) fn had_any(&self) -> bool {
+        !self.rails.is_empty()
+    }
+
     /// The rails that have queue pairs in use.
     pub(crate) fn reports(&self) -> Vec<RailReport> {
         let used = self.rails.values().filter(|rail| !rail.up.is_empty());
@@ -194,6 +241,12 @@ impl Book {
             .iter()
             .map(|(number, rail)| (*number, rail.key.local_device.clone()))
             .collect()
+    }
+
+    /// Whether a port of this end is that of a rail that has queue pairs in use.
+    pub(crate) fn is_port_of(&self, rail: u16, local: &LocalPort) -> bool {
+        self.in_use()
+            .any(|(number, key, _)| number == rail && key.is_of_local(local))
     }
 
     /// Whether rails have fewer queue pairs than they once had.
@@ -233,6 +286,7 @@ mod tests {
             kind: GidKind::RoceV2,
             mtu_bytes: PathMtu::B1024.bytes(),
             speed_mbps: 2500,
+            by_cm: false,
             queue_pairs: 0,
         }
     }
@@ -264,6 +318,24 @@ mod tests {
         assert!(book.may_mean(1, &key("a")) && book.may_mean(2, &key("b")));
         assert!(!book.may_mean(1, &key("b")) && !book.may_mean(2, &key("a")));
         assert_eq!(book.devices(), [(1, "a".to_owned())]);
+    }
+
+    #[test]
+    fn reasons_are_those_of_the_last_attempt_and_of_losses_since() {
+        let mut book = Book::default();
+        book.add_reason("a");
+        book.add_reason("a");
+        assert_eq!(book.reasons(), ["a"]);
+        book.set_reasons(vec!["b".to_owned()]);
+        for n in 0..100 {
+            book.add_reason(&n.to_string());
+        }
+        assert_eq!(book.reasons().len(), REASONS_MAX);
+        assert_eq!(book.reasons()[0], "b");
+        assert!(!book.had_any());
+        book.set_memory("first".to_owned());
+        book.set_memory("second".to_owned());
+        assert_eq!(book.memory(), Some("first"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use super::pairing::{Agreement, LocalPort};
 use crate::ids::RemoteKey;
 use crate::wire::Message;
-use crate::wire::message::{PROBE_BYTES, Probe, QueuePair, RailLink};
+use crate::wire::message::{GidKind, Invitation, PROBE_BYTES, PathMtu, Probe, QueuePair, RailLink};
 
 /// The ports of this host, and why some can't be used.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +19,8 @@ pub(crate) struct Survey {
     pub(crate) ports: Vec<LocalPort>,
     /// Why not the others, or why there is none.
     pub(crate) reasons: Vec<String>,
+    /// One of the reasons may pass by itself: a link that is down, an address that is to come.
+    pub(crate) may_pass: bool,
     /// There are RDMA devices, usable or not.
     pub(crate) has_devices: bool,
 }
@@ -30,18 +32,38 @@ pub(crate) trait Fabric: Send + Sync + 'static {
     /// Looks at all ports afresh.
     fn survey(&self) -> Survey;
 
-    /// Makes queue pairs on a port, and memory that holds `probe` for the peer to READ.
+    /// Makes queue pairs on a port, to be connected from its GID with this index among `port`'s, and
+    /// memory that holds `probe` for the peer to READ.
     fn open(
         &self,
         port: &LocalPort,
+        gid: usize,
         probe: [u8; PROBE_BYTES],
         queue_pairs: usize,
+        way: Way,
     ) -> io::Result<Self::Half>;
+}
+
+/// How the queue pairs of a half are connected.
+#[derive(Clone, Debug)]
+pub(crate) enum Way {
+    /// By their numbers.
+    Direct,
+    /// By rdma_cm: the other end gets an invitation and dials.
+    Await(Path),
+    /// By rdma_cm: this end dials.
+    Dial {
+        invitation: Invitation,
+        /// It may lead beyond the networks of this end's port.
+        may_be_far: bool,
+    },
 }
 
 /// How the queue pairs of one rail are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
+    /// How packets travel, as far as both ends' words tell.
+    pub(crate) kind: GidKind,
     /// This end's GID, by its index in the port's table.
     pub(crate) gid_index: u8,
     /// The other end's.
@@ -54,6 +76,13 @@ pub(crate) struct Path {
     pub(crate) agreement: Agreement,
 }
 
+/// How packets of a connected half travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reached {
+    pub(crate) kind: GidKind,
+    pub(crate) mtu: PathMtu,
+}
+
 /// This end's half of a rail in the making. Its calls block, and so does dropping it.
 pub(crate) trait Half: Send + 'static {
     type Connection: Send + 'static;
@@ -64,8 +93,17 @@ pub(crate) trait Half: Send + 'static {
     /// Where the peer finds the probe.
     fn probe(&self) -> (u64, RemoteKey);
 
-    /// Connects its queue pairs with the peer's, in order.
-    fn connect(&mut self, path: &Path, theirs: &[QueuePair]) -> io::Result<()>;
+    /// Where the peer is to dial, if it is to.
+    fn invitation(&self) -> Option<Invitation>;
+
+    /// Connects its queue pairs with the peer's, in order. One that is dialled by the peer has to be
+    /// connected already.
+    fn connect(
+        &mut self,
+        path: &Path,
+        theirs: &[QueuePair],
+        deadline: Instant,
+    ) -> io::Result<Reached>;
 
     /// READs the peer's probe over one queue pair.
     fn read_probe(
@@ -79,8 +117,17 @@ pub(crate) trait Half: Send + 'static {
     fn take(&mut self, queue_pair: usize) -> Option<Self::Connection>;
 }
 
-/// Hears of queue pairs in use that were lost at this end, with the reason.
-pub(crate) type LostSender = mpsc::UnboundedSender<(RailLink, String)>;
+/// A queue pair in use that was lost at this end.
+#[derive(Clone, Debug)]
+pub(crate) struct Lost {
+    pub(crate) link: RailLink,
+    pub(crate) reason: String,
+    /// One that is made in its place may do better.
+    pub(crate) may_pass: bool,
+}
+
+/// Hears of them.
+pub(crate) type LostSender = mpsc::UnboundedSender<Lost>;
 
 /// The session that rails are made for.
 pub(crate) trait Owner<C>: Send + Sync + 'static {
@@ -92,4 +139,7 @@ pub(crate) trait Owner<C>: Send + Sync + 'static {
 
     /// Takes one out of use.
     fn detach(&self, link: RailLink);
+
+    /// None is in use any more and none will be made, for these reasons.
+    fn gave_up(&self, reason: &str);
 }

@@ -6,6 +6,7 @@
 //!                       talk: hear, prove      what both do alike
 //!                      /      |      \
 //!                pairing    book     fabric    pure; pure; traits over adapters and the session
+//!                                     adapters   the traits over this machine's; `by_cm` for rdma_cm
 //! ```
 //!
 //! In: the ports of both ends, messages about rails, lost queue pairs. Out: queue pairs in use, each
@@ -14,6 +15,7 @@
 
 pub(crate) mod adapters;
 pub(crate) mod book;
+pub(crate) mod by_cm;
 pub(crate) mod client;
 pub(crate) mod fabric;
 pub mod network;
@@ -22,3 +24,4 @@ pub(crate) mod server;
 pub(crate) mod talk;
 #[cfg(test)]
 mod tests;
+pub(crate) mod trouble;

@@ -43,6 +43,16 @@ pub(crate) struct PeerPolicy {
     pub(crate) peer: IpAddr,
     /// Further networks that the administrator names.
     pub(crate) networks: Vec<IpNetwork>,
+    /// rdma_cm finds the way, and so between InfiniBand subnets as well.
+    pub(crate) by_cm: bool,
+}
+
+impl PeerPolicy {
+    /// Whether an address may be the peer's, wherever it is.
+    pub(crate) fn allows(&self, address: IpAddr) -> bool {
+        address == self.peer.to_canonical()
+            || self.networks.iter().any(|known| known.contains(address))
+    }
 }
 
 /// Two ports that go together.
@@ -88,7 +98,7 @@ struct Fit {
 /// Why two ports do not go together, in the order in which it is found out: who comes further is
 /// nearer to working.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Misfit {
+pub(super) enum Misfit {
     NoPort,
     LinkLayer,
     NoReads,
@@ -285,7 +295,7 @@ fn fit(local: &LocalPort, remote: &RailPort, policy: &PeerPolicy) -> Result<Fit,
             let rank = if ours.kind != theirs.kind {
                 Err(Misfit::Kind)
             } else if ours.kind == GidKind::InfiniBand {
-                rank_infiniband(own.link, &ours.gid, &theirs.gid)
+                rank_infiniband(own.link, &ours.gid, &theirs.gid, policy.by_cm)
             } else if own.link != LinkLayer::Ethernet {
                 Err(Misfit::Kind)
             } else {
@@ -317,7 +327,12 @@ fn fit_partition(own: &RailPort, remote: &RailPort) -> Result<(), Misfit> {
     }
 }
 
-fn rank_infiniband(link: LinkLayer, ours: &[u8; 16], theirs: &[u8; 16]) -> Result<Rank, Misfit> {
+fn rank_infiniband(
+    link: LinkLayer,
+    ours: &[u8; 16],
+    theirs: &[u8; 16],
+    by_cm: bool,
+) -> Result<Rank, Misfit> {
     if link != LinkLayer::InfiniBand {
         return Err(Misfit::Kind);
     }
@@ -325,13 +340,14 @@ fn rank_infiniband(link: LinkLayer, ours: &[u8; 16], theirs: &[u8; 16]) -> Resul
     if theirs[0] == 0xff || port_of(theirs) == 0 {
         return Err(Misfit::NotUnicast);
     }
-    if ours[..8] != theirs[..8] {
+    let routed = ours[..8] != theirs[..8];
+    if routed && !by_cm {
         return Err(Misfit::Subnet);
     }
     Ok(Rank {
         roce_v1: false,
         link_local: false,
-        routed: false,
+        routed,
     })
 }
 
@@ -365,8 +381,7 @@ fn rank_roce(
         || same_host
         || ours == theirs
         || network.is_some_and(|network| network.contains(theirs));
-    let allowed = theirs == peer || policy.networks.iter().any(|known| known.contains(theirs));
-    if !near && !allowed {
+    if !near && !policy.allows(theirs) {
         return Err(Misfit::Elsewhere);
     }
     let roce_v1 = kind == GidKind::RoceV1;
@@ -444,6 +459,7 @@ mod tests {
         PeerPolicy {
             peer: "192.0.2.1".parse().unwrap(),
             networks: Vec::new(),
+            by_cm: false,
         }
     }
 
@@ -522,6 +538,7 @@ mod tests {
         let the_peer = PeerPolicy {
             peer: "::ffff:10.9.9.9".parse().unwrap(),
             networks: Vec::new(),
+            by_cm: false,
         };
         let (own, their) = ports();
         assert!(one(own, their, &the_peer).is_ok());
@@ -561,6 +578,7 @@ mod tests {
         let same_host = PeerPolicy {
             peer: "::1".parse().unwrap(),
             networks: Vec::new(),
+            by_cm: false,
         };
         let port = || ethernet("lo", &[(V2, "127.0.0.1")]);
         assert!(one(port(), port(), &same_host).is_ok());
@@ -593,7 +611,12 @@ mod tests {
             assert!(told(wrong, theirs()).contains("LID"));
         }
         let far = infiniband("far", 2, 0xffff, "fec0::2");
-        assert!(told(ours(), far).contains("different subnets"));
+        assert!(told(ours(), far.clone()).contains("different subnets"));
+        let by_cm = PeerPolicy {
+            by_cm: true,
+            ..policy()
+        };
+        assert!(one(ours(), far, &by_cm).is_ok(), "rdma_cm finds the way");
         let group = infiniband("group", 2, 0xffff, "ff12::2");
         assert!(told(ours(), group).contains("not that of a single port"));
         // RoCE's kinds on InfiniBand are none.

@@ -8,21 +8,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::book::{Book, RailKey, RailReport};
-use super::fabric::{Fabric, Half, Owner, Path};
+use super::fabric::{Fabric, Half, Owner, Path, Way};
 use super::pairing::{self, LocalPort, PeerPolicy};
-use super::talk::{ATTEMPT_DEADLINE, Connected, Heard, RailSender, Talk, end_of};
+use super::talk::{ATTEMPT_DEADLINE, Connected, Heard, Purpose, RailSender, Talk, end_of};
+use super::trouble::Obstacle;
 use crate::limits::{RAIL_PORTS_MAX, RAILS_MAX};
+use crate::session::counters::counters;
 use crate::sys::random_bytes;
 use crate::wire::Message;
 use crate::wire::message::{
-    PROBE_BYTES, RailAnswer, RailConnect, RailEnd, RailOffer, RailPair, RailPort, RailReady,
+    PROBE_BYTES, RailAnswer, RailConnect, RailDial, RailEnd, RailOffer, RailPair, RailPort,
+    RailReady,
 };
 use crate::workers::Workers;
+
+/// Queue pairs that a rail may have beyond those that lanes are to have.
+const OWN_QUEUE_PAIRS_MAX: usize = 4;
 
 /// What a server keeps to.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerRules {
-    /// Whose addresses it connects to.
+    /// Whose addresses it connects to. By rdma_cm: it listens, and connects no queue pair otherwise.
     pub(crate) policy: PeerPolicy,
     /// Queue pairs per rail at most.
     pub(crate) queue_pairs_max: u8,
@@ -63,7 +69,9 @@ struct Told<H> {
     nonce: [u8; PROBE_BYTES],
     path: Path,
     key: RailKey,
-    report: RailReport,
+    local: LocalPort,
+    remote: RailPort,
+    by_cm: bool,
 }
 
 /// A rail and its place in the answer.
@@ -108,14 +116,23 @@ where
         let deadline = Instant::now() + ATTEMPT_DEADLINE;
         let (fabric, book) = (Arc::clone(&self.talk.fabric), Arc::clone(&self.talk.book));
         let rules = self.rules.clone();
-        let preparing = self
-            .talk
-            .workers
-            .run(move || prepare(&*fabric, &book, &rules, &offer.ports));
-        let (made, reasons) = preparing.await.unwrap_or_else(|error| {
-            let reason = format!("making queue pairs broke: {error}");
-            (Vec::new(), vec![reason])
+        let hopeless = self.talk.hopeless.clone();
+        let preparing = self.talk.workers.run(move || match hopeless {
+            Some(reason) => Prepared {
+                reasons: vec![reason],
+                ..Prepared::nothing()
+            },
+            None => prepare(&*fabric, &book, &rules, &offer),
         });
+        let prepared = preparing.await.unwrap_or_else(|error| Prepared {
+            reasons: vec![format!("making queue pairs broke: {error}")],
+            ..Prepared::nothing()
+        });
+        let Prepared {
+            made,
+            reasons,
+            may_pass,
+        } = prepared;
         let (told, rails): (Vec<_>, Vec<_>) =
             made.into_iter().map(|made| (made.told, made.pair)).unzip();
         for reason in &reasons {
@@ -125,8 +142,10 @@ where
             attempt,
             rails,
             reasons,
+            may_pass,
         }));
         if told.is_empty() {
+            counters().attempts_failed.count();
             return None;
         }
         let connect = match self.connection(attempt, deadline).await {
@@ -139,7 +158,7 @@ where
         let connecting = self
             .talk
             .workers
-            .run(move || connect_all(told, connect.rails));
+            .run(move || connect_all(told, connect.rails, deadline));
         let (connected, reasons) = connecting.await.unwrap_or_else(|error| {
             let reason = format!("connecting queue pairs broke: {error}");
             (Vec::new(), vec![reason])
@@ -149,7 +168,10 @@ where
             rails: connected.iter().map(|rail| rail.rail).collect(),
             reasons,
         }));
-        let proved = self.talk.prove(attempt, connected, deadline).await;
+        let proving = self
+            .talk
+            .prove(attempt, connected, deadline, Purpose::Lanes);
+        let proved = proving.await;
         if proved.up > 0 {
             let rails = self.talk.book().reports();
             let rails: Vec<_> = rails.iter().map(ToString::to_string).collect();
@@ -179,15 +201,39 @@ where
     }
 }
 
+/// What an offer can be answered with.
+struct Prepared<H> {
+    made: Vec<Made<H>>,
+    reasons: Vec<String>,
+    may_pass: bool,
+}
+
+impl<H> Prepared<H> {
+    fn nothing() -> Self {
+        Self {
+            made: Vec::new(),
+            reasons: Vec::new(),
+            may_pass: false,
+        }
+    }
+}
+
 /// Looks at this host's ports, pairs them, and makes queue pairs.
 fn prepare<F: Fabric>(
     fabric: &F,
     book: &Mutex<Book>,
     rules: &ServerRules,
-    offered: &[RailPort],
-) -> (Vec<Made<F::Half>>, Vec<String>) {
+    offer: &RailOffer,
+) -> Prepared<F::Half> {
+    if let Some(reason) = disagreement(offer.connect, rules.policy.by_cm) {
+        return Prepared {
+            reasons: vec![reason.to_owned()],
+            ..Prepared::nothing()
+        };
+    }
+    let offered = offer.ports.as_slice();
     let survey = fabric.survey();
-    let mut reasons = survey.reasons;
+    let (mut reasons, mut may_pass) = (survey.reasons, survey.may_pass);
     let pairing = {
         let book = book.lock().unwrap_or_else(PoisonError::into_inner);
         let held: Vec<_> = book
@@ -220,11 +266,33 @@ fn prepare<F: Fabric>(
             &pair,
         ) {
             Ok(rail) => made.push(rail),
-            Err(reason) => reasons.push(format!("{}: {reason}", local.port.label)),
+            Err(obstacle) => {
+                may_pass |= obstacle.may_pass;
+                reasons.push(format!("{}: {}", local.port.label, obstacle.reason));
+            }
         }
     }
     reasons.truncate(RAIL_PORTS_MAX);
-    (made, reasons)
+    Prepared {
+        made,
+        reasons,
+        may_pass,
+    }
+}
+
+/// Why queue pairs can't be connected as both ends want it, if they can't.
+fn disagreement(wanted: Option<RailDial>, by_cm: bool) -> Option<&'static str> {
+    match (wanted, by_cm) {
+        (Some(RailDial::Cm), false) => Some(
+            "the server does not listen with rdma_cm, which is asked for: connect = \"cm\" in [rdma] \
+             of its configuration makes it listen",
+        ),
+        (None, true) => Some(
+            "the server connects queue pairs by rdma_cm only, which the client's release does not \
+             know",
+        ),
+        _ => None,
+    }
 }
 
 fn make<F: Fabric>(
@@ -235,30 +303,44 @@ fn make<F: Fabric>(
     (local, local_gid): (&LocalPort, usize),
     remote: &RailPort,
     pair: &pairing::Pair,
-) -> Result<Made<F::Half>, String> {
+) -> Result<Made<F::Half>, Obstacle> {
     let key = RailKey::new(local, remote);
     let (rail, in_use) = {
         let book = book.lock().unwrap_or_else(PoisonError::into_inner);
         let rail = book.number(&key, reserved).ok_or_else(|| {
-            format!(
+            Obstacle::for_good(format!(
                 "the session has had its {} rails: begin another one",
                 RAILS_MAX - 1
-            )
+            ))
         })?;
         let in_use = book.in_use().find(|(number, _, _)| *number == rail);
         (rail, in_use.map_or(0, |(_, _, count)| count))
     };
-    let room = usize::from(rules.queue_pairs_max).saturating_sub(in_use);
-    let queue_pairs = room.min(remote.queue_pairs.into());
+    let queue_pairs = grantable(rules.queue_pairs_max, in_use, remote.queue_pairs);
     if queue_pairs == 0 {
-        return Err("the rail has all the queue pairs that it may have".to_owned());
+        // The client may have heard of a loss that is still on its way to this end.
+        return Err(Obstacle::for_now(
+            "the rail has all the queue pairs that it may have",
+        ));
     }
     let nonce = random_bytes();
-    let half = fabric
-        .open(local, nonce, queue_pairs)
-        .map_err(|error| format!("making queue pairs failed: {error}"))?;
-    let agreement = pairing::agree(&local.port, remote);
     let gid = local.port.gids[local_gid];
+    let path = Path {
+        kind: gid.kind,
+        gid_index: local.gids[local_gid].index,
+        remote_gid: remote.gids[pair.remote_gid].gid,
+        remote_lid: remote.lid,
+        remote_message_bytes_max: remote.message_bytes_max,
+        agreement: pairing::agree(&local.port, remote),
+    };
+    let way = if rules.policy.by_cm {
+        Way::Await(path)
+    } else {
+        Way::Direct
+    };
+    let half = fabric
+        .open(local, local_gid, nonce, queue_pairs, way)
+        .map_err(|error| Obstacle::of("making queue pairs", &error))?;
     let pair = RailPair {
         rail,
         port: u8::try_from(pair.remote).unwrap_or(u8::MAX),
@@ -268,30 +350,36 @@ fn make<F: Fabric>(
             ..local.port.clone()
         },
         end: end_of(&half, &nonce),
+        invitation: half.invitation(),
     };
-    let path = Path {
-        gid_index: local.gids[local_gid].index,
-        remote_gid: remote.gids[usize::from(pair.gid)].gid,
-        remote_lid: remote.lid,
-        remote_message_bytes_max: remote.message_bytes_max,
-        agreement,
-    };
-    let report = RailReport::new(rail, local, remote, gid.kind, &agreement);
     let told = Told {
         rail,
         half,
         nonce,
         path,
         key,
-        report,
+        local: local.clone(),
+        remote: remote.clone(),
+        by_cm: rules.policy.by_cm,
     };
     Ok(Made { told, pair })
+}
+
+/// How many queue pairs a rail gets beside those in use. When it has all that lanes are to have, some
+/// more, one at a time: programs read over queue pairs of their own.
+fn grantable(queue_pairs_max: u8, in_use: usize, wanted: u8) -> usize {
+    let of_lanes = usize::from(queue_pairs_max);
+    match of_lanes.saturating_sub(in_use) {
+        0 => usize::from(in_use < of_lanes + OWN_QUEUE_PAIRS_MAX && wanted > 0),
+        room => room.min(wanted.into()),
+    }
 }
 
 /// Connects the halves that the client has a counterpart of.
 fn connect_all<H: Half>(
     told: Vec<Told<H>>,
     mut theirs: Vec<(u16, RailEnd)>,
+    deadline: Instant,
 ) -> (Vec<Connected<H>>, Vec<String>) {
     let mut connected = Vec::new();
     let mut reasons = Vec::new();
@@ -303,23 +391,38 @@ fn connect_all<H: Half>(
         let queue_pairs = told.half.queue_pairs().len();
         let result = if end.queue_pairs.len() == queue_pairs {
             told.half
-                .connect(&told.path, &end.queue_pairs)
+                .connect(&told.path, &end.queue_pairs, deadline)
                 .map_err(|error| error.to_string())
         } else {
             Err("the ends have different numbers of queue pairs".to_owned())
         };
         match result {
-            Ok(()) => connected.push(Connected {
+            Ok(reached) => connected.push(Connected {
                 rail: told.rail,
                 half: told.half,
                 queue_pairs,
                 nonce: told.nonce,
                 probe: end.probe,
                 key: told.key,
-                report: told.report,
+                report: RailReport::new(told.rail, &told.local, &told.remote, &reached, told.by_cm),
             }),
-            Err(reason) => reasons.push(format!("{}: {reason}", told.report.local)),
+            Err(reason) => reasons.push(format!("{}: {reason}", told.local.port.label)),
         }
     }
     (connected, reasons)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_rail_gets_a_few_more_one_at_a_time() {
+        assert_eq!(grantable(2, 0, 8), 2);
+        assert_eq!(grantable(2, 1, 8), 1);
+        assert_eq!(grantable(2, 2, 8), 1);
+        assert_eq!(grantable(2, 1 + OWN_QUEUE_PAIRS_MAX, 8), 1);
+        assert_eq!(grantable(2, 2 + OWN_QUEUE_PAIRS_MAX, 8), 0);
+        assert_eq!(grantable(4, 0, 1), 1);
+    }
 }

@@ -6,14 +6,15 @@
 //! that bounds what a peer can make this end hold.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
 use super::book::{Book, RailKey, RailReport};
-use super::fabric::{Fabric, Half, LostSender, Owner};
+use super::fabric::{Fabric, Half, Lost, LostSender, Owner};
 use crate::limits::{RAIL_QUEUE_PAIRS_MAX, RAILS_MAX};
+use crate::session::counters::counters;
 use crate::wire::message::{PROBE_BYTES, Probe, RailEnd, RailLink};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
@@ -65,8 +66,54 @@ pub(super) struct Talk<F: Fabric, O> {
     pub(super) workers: Workers,
     pub(super) book: Arc<Mutex<Book>>,
     messages: mpsc::Receiver<Message>,
-    lost: mpsc::UnboundedReceiver<(RailLink, String)>,
+    lost: mpsc::UnboundedReceiver<Lost>,
     lost_sender: LostSender,
+    /// Queue pairs in use that were lost so far, at either end.
+    pub(super) losses: u64,
+    /// Why this end can't keep any: what made in their place would be lost as well.
+    pub(super) hopeless: Option<String>,
+    pub(super) own: OwnLinks,
+}
+
+/// Why a queue pair is of no use any more; empty while it is.
+pub(crate) type Gone = Arc<OnceLock<String>>;
+
+/// Queue pairs in use that no lane carries, at the end that reads over them.
+#[derive(Default)]
+pub(super) struct OwnLinks(Vec<(RailLink, Gone)>);
+
+impl OwnLinks {
+    /// One more; what tells its reader when it is gone.
+    pub(super) fn add(&mut self, link: RailLink) -> Gone {
+        // Those whose reader has gone need not be told anything.
+        self.0.retain(|(_, gone)| Arc::strong_count(gone) > 1);
+        let gone = Gone::default();
+        self.0.push((link, Arc::clone(&gone)));
+        gone
+    }
+
+    /// The peer has lost it; `false` if it is not one of these.
+    fn lose(&mut self, link: RailLink, reason: &str) -> bool {
+        let Some(at) = self.0.iter().position(|(known, _)| *known == link) else {
+            return false;
+        };
+        let (_, gone) = self.0.swap_remove(at);
+        let _ = gone.set(format!("the peer lost the queue pair: {reason}"));
+        true
+    }
+
+    /// From now on nobody hears of their losses.
+    pub(super) fn lose_all(&mut self, reason: &str) {
+        for (_, gone) in self.0.drain(..) {
+            let _ = gone.set(reason.to_owned());
+        }
+    }
+}
+
+impl Drop for OwnLinks {
+    fn drop(&mut self) {
+        self.lose_all("the session ended");
+    }
 }
 
 /// A half that is connected with the peer's.
@@ -129,8 +176,7 @@ struct Probed<H> {
 }
 
 /// How proving ended.
-#[derive(Default)]
-pub(super) struct Proved {
+pub(super) struct Proved<C> {
     /// Queue pairs that came into use.
     pub(super) up: usize,
     /// Why others did not.
@@ -138,6 +184,29 @@ pub(super) struct Proved {
     /// What was said that belongs to a later attempt, and ended this one.
     pub(super) interrupted: Option<Message>,
     pub(super) closed: bool,
+    /// What was not given to lanes.
+    pub(super) kept: Option<(RailLink, C)>,
+}
+
+impl<C> Default for Proved<C> {
+    fn default() -> Self {
+        Self {
+            up: 0,
+            reasons: Vec::new(),
+            interrupted: None,
+            closed: false,
+            kept: None,
+        }
+    }
+}
+
+/// What becomes of queue pairs that are proved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Lanes carry them.
+    Lanes,
+    /// The one that there is is kept for whoever asked.
+    Own,
 }
 
 impl<F, O> Talk<F, O>
@@ -161,6 +230,9 @@ where
             messages,
             lost,
             lost_sender,
+            own: OwnLinks::default(),
+            losses: 0,
+            hopeless: None,
         };
         (RailSender(sender), talk)
     }
@@ -169,41 +241,76 @@ where
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next thing, until `deadline`. Losses of queue pairs in use are seen to here.
+    /// The next thing, until `deadline`. Losses of queue pairs in use are seen to here; of one that no
+    /// lane carries only its reader has to know.
     pub(super) async fn hear(&mut self, deadline: Option<Instant>) -> Heard {
-        let late = async {
-            match deadline {
-                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            // This end holds a sender, so there is always a next one.
-            Some((link, reason)) = self.lost.recv() => {
-                if self.book().down(link) {
-                    tracing::info!(rail = link.rail, reason, "rail lost a queue pair");
-                    self.owner.say(Message::RailDown { link, reason });
+        loop {
+            let late = async {
+                match deadline {
+                    Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                    None => std::future::pending().await,
                 }
-                Heard::Lost
-            }
-            message = self.messages.recv() => match message {
-                Some(Message::RailDown { link, reason }) if self.take_down(link) => {
+            };
+            let message = tokio::select! {
+                biased;
+                // This end holds a sender, so there is always a next one.
+                Some(lost) = self.lost.recv() => {
+                    self.take_loss(lost);
+                    return Heard::Lost;
+                }
+                message = self.messages.recv() => message,
+                () = late => return Heard::TimedOut,
+            };
+            match message {
+                Some(Message::RailDown { link, reason }) if self.own.lose(link, &reason) => {
+                    counters().queue_pairs_lost.count();
+                }
+                Some(Message::RailDown { link, reason })
+                    if self.take_down(link, &format!("the peer: {reason}")) =>
+                {
                     let reason = reason.escape_debug().to_string();
                     tracing::info!(rail = link.rail, reason, "the peer lost a queue pair");
                     self.owner.detach(link);
-                    Heard::Lost
+                    return Heard::Lost;
                 }
-                Some(message) => Heard::Message(message),
-                None => Heard::Closed,
-            },
-            () = late => Heard::TimedOut,
+                Some(message) => return Heard::Message(message),
+                None => return Heard::Closed,
+            }
+        }
+    }
+
+    /// A queue pair of a lane of this end is lost.
+    fn take_loss(&mut self, lost: Lost) {
+        let Lost {
+            link,
+            reason,
+            may_pass,
+        } = lost;
+        if self.take_down(link, &reason) {
+            tracing::info!(rail = link.rail, reason, "rail lost a queue pair");
+            let reason = reason.clone();
+            self.owner.say(Message::RailDown { link, reason });
+        }
+        if !may_pass {
+            self.hopeless.get_or_insert(reason);
         }
     }
 
     /// It is not in use any more; `false` if it was not before.
-    fn take_down(&self, link: RailLink) -> bool {
-        self.book().down(link)
+    fn take_down(&mut self, link: RailLink, reason: &str) -> bool {
+        let was_up = {
+            let mut book = self.book();
+            let was_up = book.down(link);
+            if was_up {
+                book.add_reason(reason);
+            }
+            was_up
+        };
+        if was_up {
+            self.losses += 1;
+            counters().queue_pairs_lost.count();
+        }
+        was_up
     }
 
     /// Drops what may block.
@@ -220,7 +327,8 @@ where
         attempt: u32,
         rails: Vec<Connected<F::Half>>,
         deadline: Instant,
-    ) -> Proved {
+        purpose: Purpose,
+    ) -> Proved<<F::Half as Half>::Connection> {
         let mut proved = Proved::default();
         let (done, mut probed) = mpsc::unbounded_channel();
         let mut proving = BTreeMap::new();
@@ -260,7 +368,7 @@ where
                     }
                 },
             }
-            self.take_into_use(attempt, &mut proving, &mut proved);
+            self.take_into_use(attempt, purpose, &mut proving, &mut proved);
         }
         // The READs that are still under way end by their deadline.
         let mut left = Vec::new();
@@ -310,7 +418,7 @@ where
         attempt: u32,
         read: Probed<F::Half>,
         proving: &mut BTreeMap<u16, Proving<F::Half>>,
-        proved: &mut Proved,
+        proved: &mut Proved<<F::Half as Half>::Connection>,
     ) {
         let Some(rail) = proving.get_mut(&read.rail) else {
             return;
@@ -337,7 +445,13 @@ where
         }
     }
 
-    fn give_up(&self, link: RailLink, report: &RailReport, reason: String, proved: &mut Proved) {
+    fn give_up(
+        &self,
+        link: RailLink,
+        report: &RailReport,
+        reason: String,
+        proved: &mut Proved<<F::Half as Half>::Connection>,
+    ) {
         tracing::info!(rail = link.rail, local = report.local, reason, "no rail");
         proved
             .reasons
@@ -351,7 +465,7 @@ where
         attempt: u32,
         message: Message,
         proving: &mut BTreeMap<u16, Proving<F::Half>>,
-        proved: &mut Proved,
+        proved: &mut Proved<<F::Half as Half>::Connection>,
     ) -> Option<Message> {
         let (link, read) = match message {
             Message::RailProof { link, read } => (link, Ok(read)),
@@ -391,8 +505,9 @@ where
     fn take_into_use(
         &self,
         attempt: u32,
+        purpose: Purpose,
         proving: &mut BTreeMap<u16, Proving<F::Half>>,
-        proved: &mut Proved,
+        proved: &mut Proved<<F::Half as Half>::Connection>,
     ) {
         for (number, rail) in proving {
             let Some(half) = &mut rail.half else {
@@ -413,6 +528,12 @@ where
                     self.give_up(link, &rail.report, reason, proved);
                     continue;
                 };
+                if purpose == Purpose::Own {
+                    proved.up += 1;
+                    counters().queue_pairs_up.count();
+                    proved.kept = Some((link, connection));
+                    continue;
+                }
                 // In the book first: it may be lost as soon as it is attached.
                 self.book().up(link, rail.key.clone(), rail.report.clone());
                 if self
@@ -420,6 +541,7 @@ where
                     .attach(link, connection, self.lost_sender.clone())
                 {
                     proved.up += 1;
+                    counters().queue_pairs_up.count();
                 } else {
                     self.book().down(link);
                 }

@@ -1,26 +1,29 @@
 //! The conversation over adapters of memory: both drivers as they are, joined by their messages.
 
+mod by_cm;
+mod own;
+
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
 use super::book::Book;
-use super::client::{self, ClientRules, Outcome};
-use super::fabric::{Fabric, Half, LostSender, Owner, Path, Survey};
+use super::client::{self, ClientRules, Outcome, Wish};
+use super::fabric::{Fabric, Half, Lost, LostSender, Owner, Path, Reached, Survey, Way};
 use super::pairing::{LocalGid, LocalPort, PeerPolicy};
 use super::server::{self, ServerRules};
 use super::talk::{RailSender, digest};
 use crate::ids::RemoteKey;
 use crate::wire::Message;
 use crate::wire::message::{
-    GidKind, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair, RailAnswer, RailConnect,
-    RailEnd, RailLink, RailOffer, RailPort,
+    GidKind, Invitation, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair, RailAnswer,
+    RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailToken,
 };
 use crate::workers::Workers;
 
@@ -36,11 +39,17 @@ struct World {
     next: AtomicU32,
     /// Devices over which READs bring other bytes.
     damaged: Mutex<Vec<String>>,
+    /// Tokens that are expected, by the number of their queue pair, and whether they were dialled.
+    expected: Mutex<HashMap<[u8; 32], (u32, bool)>>,
 }
 
 struct Adapters {
     world: Arc<World>,
     ports: Mutex<Vec<LocalPort>>,
+    /// There is a reason that may pass.
+    may_pass: AtomicBool,
+    /// What making queue pairs fails with.
+    refuses: Mutex<Option<io::ErrorKind>>,
 }
 
 struct OpenHalf {
@@ -49,6 +58,8 @@ struct OpenHalf {
     address: u64,
     queue_pairs: Vec<QueuePair>,
     connected: Vec<Option<Wire>>,
+    invitation: Option<Invitation>,
+    dials: Option<Vec<RailToken>>,
 }
 
 /// One connected queue pair.
@@ -72,11 +83,22 @@ impl Fabric for Adapters {
             } else {
                 Vec::new()
             },
+            may_pass: self.may_pass.load(Ordering::SeqCst),
             ports,
         }
     }
 
-    fn open(&self, port: &LocalPort, probe: [u8; 32], queue_pairs: usize) -> io::Result<OpenHalf> {
+    fn open(
+        &self,
+        port: &LocalPort,
+        gid: usize,
+        probe: [u8; 32],
+        queue_pairs: usize,
+        way: Way,
+    ) -> io::Result<OpenHalf> {
+        if let Some(kind) = *self.refuses.lock().unwrap() {
+            return Err(kind.into());
+        }
         let world = Arc::clone(&self.world);
         let number = || world.next.fetch_add(1, Ordering::SeqCst) + 1;
         let address = u64::from(number());
@@ -90,12 +112,32 @@ impl Fabric for Adapters {
             };
             (pair, Some(Wire(Arc::clone(&world))))
         });
-        let (queue_pairs, connected) = made.unzip();
+        let (queue_pairs, connected): (Vec<QueuePair>, _) = made.unzip();
+        let (mut invitation, mut dials) = (None, None);
+        match way {
+            Way::Direct => {}
+            Way::Await(_) => {
+                let expect = |pair: &QueuePair| {
+                    let token = crate::sys::random_bytes();
+                    let mut expected = world.expected.lock().unwrap();
+                    expected.insert(token, (pair.number, false));
+                    RailToken(token)
+                };
+                invitation = Some(Invitation {
+                    address: port.port.gids[gid].gid,
+                    port: 20471,
+                    tokens: queue_pairs.iter().map(expect).collect(),
+                });
+            }
+            Way::Dial { invitation, .. } => dials = Some(invitation.tokens),
+        }
         Ok(OpenHalf {
             device: port.device.clone(),
             address,
             queue_pairs,
             connected,
+            invitation,
+            dials,
             world,
         })
     }
@@ -112,10 +154,30 @@ impl Half for OpenHalf {
         (self.address, RemoteKey(self.address))
     }
 
-    fn connect(&mut self, path: &Path, theirs: &[QueuePair]) -> io::Result<()> {
+    fn invitation(&self) -> Option<Invitation> {
+        self.invitation.clone()
+    }
+
+    fn connect(&mut self, path: &Path, theirs: &[QueuePair], _: Instant) -> io::Result<Reached> {
         assert_eq!(theirs.len(), self.queue_pairs.len());
         assert_eq!(path.agreement.mtu, PathMtu::B1024);
-        Ok(())
+        let mut expected = self.world.expected.lock().unwrap();
+        for (token, theirs) in self.dials.iter().flatten().zip(theirs) {
+            let known = expected.get_mut(&token.0);
+            let (number, dialled) = known.ok_or_else(|| io::Error::other("refused"))?;
+            if *number != theirs.number || std::mem::replace(dialled, true) {
+                return Err(io::Error::other("not for this queue pair"));
+            }
+        }
+        for token in self.invitation.iter().flat_map(|told| &told.tokens) {
+            if !expected[&token.0].1 {
+                return Err(io::Error::other("nobody has dialled"));
+            }
+        }
+        Ok(Reached {
+            kind: path.kind,
+            mtu: path.agreement.mtu,
+        })
     }
 
     fn read_probe(&mut self, _: usize, probe: &Probe, _: Instant) -> io::Result<[u8; 32]> {
@@ -140,6 +202,7 @@ struct End {
     said: mpsc::UnboundedSender<Message>,
     up: Mutex<HashMap<RailLink, (Wire, LostSender)>>,
     changed: tokio::sync::Notify,
+    gave_up: OnceLock<String>,
 }
 
 impl End {
@@ -150,6 +213,7 @@ impl End {
             said,
             up: Mutex::default(),
             changed: tokio::sync::Notify::new(),
+            gave_up: OnceLock::new(),
         };
         (Arc::new(end), heard)
     }
@@ -176,8 +240,17 @@ impl End {
 
     /// As if the adapter had said so.
     fn lose(&self, link: RailLink) {
+        self.lose_so(link, true);
+    }
+
+    fn lose_so(&self, link: RailLink, may_pass: bool) {
         let (_, lost) = self.up.lock().unwrap().remove(&link).unwrap();
-        lost.send((link, "retries ran out".to_owned())).unwrap();
+        lost.send(Lost {
+            link,
+            reason: "retries ran out".to_owned(),
+            may_pass,
+        })
+        .unwrap();
         self.changed.notify_waiters();
     }
 }
@@ -195,6 +268,11 @@ impl Owner<Wire> for End {
         assert!(before.is_none(), "{link:?} is attached twice");
         self.changed.notify_waiters();
         true
+    }
+
+    fn gave_up(&self, reason: &str) {
+        self.gave_up.set(reason.to_owned()).unwrap();
+        self.changed.notify_waiters();
     }
 
     fn detach(&self, link: RailLink) {
@@ -239,6 +317,8 @@ fn adapters(world: &Arc<World>, ports: &[LocalPort]) -> Arc<Adapters> {
     Arc::new(Adapters {
         world: Arc::clone(world),
         ports: Mutex::new(ports.to_vec()),
+        may_pass: AtomicBool::new(false),
+        refuses: Mutex::default(),
     })
 }
 
@@ -250,6 +330,7 @@ fn policy() -> PeerPolicy {
     PeerPolicy {
         peer: "192.0.2.1".parse().unwrap(),
         networks: Vec::new(),
+        by_cm: false,
     }
 }
 
@@ -258,35 +339,66 @@ struct Joined {
     client: Arc<End>,
     server: Arc<End>,
     client_book: Arc<Mutex<Book>>,
+    wishes: mpsc::Sender<Wish<Wire>>,
     outcome: Outcome,
 }
 
 /// Both ends with these ports, after the first attempt.
 async fn join(world: Arc<World>, of_client: &[LocalPort], of_server: &[LocalPort]) -> Joined {
+    let of_client = adapters(&world, of_client);
+    let of_server = adapters(&world, of_server);
+    join_adapters(world, of_client, of_server, (RailDial::Direct, false)).await
+}
+
+/// `ways`: what the client wants, and whether the server connects by rdma_cm.
+async fn join_by(
+    world: Arc<World>,
+    of_client: &[LocalPort],
+    of_server: &[LocalPort],
+    ways: (RailDial, bool),
+) -> Joined {
+    let of_client = adapters(&world, of_client);
+    let of_server = adapters(&world, of_server);
+    join_adapters(world, of_client, of_server, ways).await
+}
+
+async fn join_adapters(
+    world: Arc<World>,
+    of_client: Arc<Adapters>,
+    of_server: Arc<Adapters>,
+    ways: (RailDial, bool),
+) -> Joined {
     let (client, _) = End::new();
     let (server, _) = End::new();
     let client_book = Arc::<Mutex<Book>>::default();
+    let (wishes, wished) = mpsc::channel(1);
     let workers = workers();
     let server_sender = server::start(
-        adapters(&world, of_server),
+        of_server,
         Arc::clone(&server),
         workers.clone(),
         Arc::default(),
         ServerRules {
-            policy: policy(),
+            policy: PeerPolicy {
+                by_cm: ways.1,
+                ..policy()
+            },
             queue_pairs_max: 2,
         },
     );
     client.to.set(server_sender).unwrap();
     let outcome = client::start(
-        adapters(&world, of_client),
+        of_client,
         Arc::clone(&client),
         workers,
         Arc::clone(&client_book),
         ClientRules {
             policy: policy(),
             queue_pairs: 2,
+            rails_only: false,
+            connect: ways.0,
         },
+        wished,
         |client_sender| server.to.set(client_sender).unwrap(),
     );
     let outcome = tokio::time::timeout(PATIENCE, outcome)
@@ -298,6 +410,7 @@ async fn join(world: Arc<World>, of_client: &[LocalPort], of_server: &[LocalPort
         client,
         server,
         client_book,
+        wishes,
         outcome,
     }
 }
@@ -361,6 +474,86 @@ async fn what_is_lost_is_dropped_at_the_other_end_and_made_anew() {
 }
 
 #[tokio::test]
+async fn ports_that_come_up_later_become_rails() {
+    for late_at_client in [true, false] {
+        let world = Arc::<World>::default();
+        let (client, server) = ([port("c0", "10.0.0.1")], [port("s0", "10.0.0.2")]);
+        let of = |late: bool, ports: &[LocalPort]| {
+            let adapters = adapters(&world, if late { &[] } else { ports });
+            adapters.may_pass.store(late, Ordering::SeqCst);
+            adapters
+        };
+        let of_client = of(late_at_client, &client);
+        let of_server = of(!late_at_client, &server);
+        let joined = join_adapters(
+            Arc::clone(&world),
+            Arc::clone(&of_client),
+            Arc::clone(&of_server),
+            (RailDial::Direct, false),
+        )
+        .await;
+        assert_eq!((joined.outcome.up, joined.outcome.may_pass), (0, true));
+        *of_client.ports.lock().unwrap() = client.to_vec();
+        *of_server.ports.lock().unwrap() = server.to_vec();
+        let links = joined.client.until(|links| links.len() == 2).await;
+        assert_eq!(joined.server.until(|up| up.len() == 2).await, links);
+    }
+}
+
+#[tokio::test]
+async fn what_waiting_does_not_mend_is_told_apart() {
+    for at_client in [true, false] {
+        let world = Arc::<World>::default();
+        let of_client = adapters(&world, &[port("c0", "10.0.0.1")]);
+        let of_server = adapters(&world, &[port("s0", "10.0.0.2")]);
+        let refusing = if at_client { &of_client } else { &of_server };
+        for (kind, may_pass) in [
+            (io::ErrorKind::PermissionDenied, false),
+            (io::ErrorKind::NetworkUnreachable, true),
+        ] {
+            *refusing.refuses.lock().unwrap() = Some(kind);
+            let joined = join_adapters(
+                Arc::clone(&world),
+                Arc::clone(&of_client),
+                Arc::clone(&of_server),
+                (RailDial::Direct, false),
+            )
+            .await;
+            let Outcome { up, reasons, .. } = &joined.outcome;
+            let said = if at_client {
+                "c0: making"
+            } else {
+                "the server: s0: making"
+            };
+            assert!(*up == 0 && reasons[0].starts_with(said), "{reasons:?}");
+            assert_eq!(joined.outcome.may_pass, may_pass, "{reasons:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_can_not_keep_any_queue_pair_is_given_up_with_the_reason() {
+    for at_client in [true, false] {
+        let (client, server) = ([port("c0", "10.0.0.1")], [port("s0", "10.0.0.2")]);
+        let joined = join(Arc::default(), &client, &server).await;
+        let first = joined.server.until(|links| links.len() == 2).await;
+        let end = if at_client {
+            &joined.client
+        } else {
+            &joined.server
+        };
+        end.lose_so(first[0], false);
+        end.lose_so(first[1], false);
+        joined.client.until(<[_]>::is_empty).await;
+        let given_up = |_: &[RailLink]| joined.client.gave_up.get().is_some();
+        joined.client.until(given_up).await;
+        let reason = joined.client.gave_up.get().unwrap();
+        assert!(reason.contains("retries ran out"), "{reason}");
+        assert!(joined.client.links().is_empty());
+    }
+}
+
+#[tokio::test]
 async fn without_ports_there_are_reasons() {
     let joined = join(Arc::default(), &[port("c0", "10.0.0.1")], &[]).await;
     assert_eq!(joined.outcome.up, 0);
@@ -382,6 +575,10 @@ struct ByHand {
 
 impl ByHand {
     fn new() -> Self {
+        Self::of_server(false)
+    }
+
+    fn of_server(by_cm: bool) -> Self {
         let world = Arc::<World>::default();
         let (server, said) = End::new();
         let to = server::start(
@@ -390,7 +587,7 @@ impl ByHand {
             workers(),
             Arc::default(),
             ServerRules {
-                policy: policy(),
+                policy: PeerPolicy { by_cm, ..policy() },
                 queue_pairs_max: 2,
             },
         );
@@ -410,12 +607,21 @@ impl ByHand {
     }
 
     fn offer(&self, attempt: u32) {
+        self.offer_to_be(attempt, Some(RailDial::Direct));
+    }
+
+    fn offer_to_be(&self, attempt: u32, connect: Option<RailDial>) {
         let ports = vec![RailPort {
             queue_pairs: 8,
             ..port("c0", "10.0.0.1").port
         }];
         self.to
-            .hear(Message::RailOffer(RailOffer { attempt, ports }))
+            .hear(Message::RailOffer(RailOffer {
+                attempt,
+                ports,
+                rails_only: false,
+                connect,
+            }))
             .unwrap();
     }
 

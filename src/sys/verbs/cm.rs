@@ -17,22 +17,26 @@
 //! mean or who may connect.
 #![allow(unsafe_code)] // Identifiers and events are C memory.
 
+mod address;
+mod event;
+
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::io;
-use std::mem;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use libc::sockaddr;
 use rdma_sys::{
-    ibv_qp_attr, ibv_qp_state, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
-    rdma_event_channel, rdma_port_space,
+    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
+    rdma_conn_param, rdma_event_channel, rdma_port_space,
 };
 
+use self::address::Address;
+pub use self::event::{Event, Step};
+use super::context::Mtu;
 use super::library::{self, Cm};
 use super::plain::{self, Plain};
 use super::queue_pair::QueuePair;
@@ -87,101 +91,34 @@ pub struct Told {
     pub reads_served_max: u8,
     /// READs that this end may have under way at a time.
     pub reads_posted_max: u8,
+    /// The number of its queue pair.
+    pub queue_pair: u32,
 }
 
-/// What happened. `id` is the key that the identifier was made with.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Event {
-    /// The address leads to a device.
-    AddressResolved {
-        /// Whose.
-        id: u64,
-    },
-    /// It leads to the other end.
-    RouteResolved {
-        /// Whose.
-        id: u64,
-    },
-    /// Somebody wants to connect to a listener.
-    ConnectRequest {
-        /// The listener.
-        id: u64,
-        /// To be accepted or rejected; dropping it rejects.
-        request: Identifier,
-        /// What they told.
-        told: Told,
-    },
-    /// The other end accepted; [`Identifier::ready`] and [`Identifier::establish`] are due.
-    ConnectResponse {
-        /// Whose.
-        id: u64,
-        /// What they told.
-        told: Told,
-    },
-    /// Both ends may post READs.
-    Established {
-        /// Whose.
-        id: u64,
-    },
-    /// The other end does not want to.
-    Rejected {
-        /// Whose.
-        id: u64,
-        /// The protocol's reason; 28 is "by whoever listens", 8 "nobody listens".
-        reason: i32,
-        /// What they told.
-        private_data: Vec<u8>,
-    },
-    /// Resolving or connecting failed.
-    Failed {
-        /// Whose.
-        id: u64,
-        /// At what.
-        step: Step,
-        /// Why.
-        error: io::Error,
-    },
-    /// The connection is over.
-    Disconnected {
-        /// Whose.
-        id: u64,
-    },
-    /// The device is being pulled out: everything on it has to be destroyed.
-    DeviceRemoved {
-        /// Whose.
-        id: u64,
-    },
-    /// The network changed; the connection may lead nowhere now.
-    AddressChanged {
-        /// Whose.
-        id: u64,
-    },
-    /// Packets of the connection can't arrive any more: its queue pair's number is free.
-    TimeWaitOver {
-        /// Whose.
-        id: u64,
-    },
-    /// Another event; the raw kind.
-    Unknown {
-        /// Whose.
-        id: u64,
-        /// The kind.
-        kind: u32,
-    },
+/// What this end decides by itself, over what rdma_cm works out; `None` leaves it at that.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Decided {
+    /// Whether the peer may read.
+    pub serves: bool,
+    /// Payload bytes of a packet at most: rdma_cm does not ask the port of the end that accepts.
+    pub mtu_max: Option<Mtu>,
+    /// The delay that a peer is told when this end is not ready, as a code.
+    pub rnr_timer: Option<u8>,
+    /// Time before a retry: 4.096 us times 2 to the power of this.
+    pub timeout: Option<u8>,
+    /// DSCP and ECN bits of this end's packets, where they are routed globally.
+    pub traffic_class: Option<u8>,
+    /// InfiniBand's service level, or RoCE's priority.
+    pub service_level: Option<u8>,
 }
 
-/// What can fail on the way to a connection.
+/// The way that rdma_cm has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Finding the device that leads to an address.
-    Address,
-    /// Finding the way.
-    Route,
-    /// Connecting.
-    Connect,
-    /// Reaching the other end.
-    Reach,
+pub struct Found {
+    /// Payload of a packet.
+    pub mtu: Option<Mtu>,
+    /// This end's address, by its place in the port's table, if packets are routed globally.
+    pub gid_index: Option<u8>,
 }
 
 /// Where events are read.
@@ -381,14 +318,14 @@ impl Identifier {
     }
 
     /// Looks for the device that leads to `to`, or checks that `from`'s does. Hosts with several
-    /// ports in one subnet have to say `from`.
+    /// ports in one subnet have to say `from`; its port 0 takes a free one.
     pub fn resolve_address(
         &mut self,
-        from: Option<IpAddr>,
+        from: Option<SocketAddr>,
         to: SocketAddr,
         timeout: Duration,
     ) -> Result<(), Error> {
-        let mut source = from.map(|ip| Address::new(SocketAddr::new(ip, 0)));
+        let mut source = from.map(Address::new);
         let source = source.as_mut().map_or(ptr::null_mut(), Address::as_mut_ptr);
         let mut target = Address::new(to);
         // SAFETY: the identifier is alive; the call reads addresses of the families that they name.
@@ -439,14 +376,25 @@ impl Identifier {
 
     /// Leads a queue pair of this device out of its reset state. `serves`: whether the peer may read.
     pub fn initialise(&mut self, queue_pair: &mut QueuePair, serves: bool) -> Result<(), Error> {
-        self.lead(queue_pair, ibv_qp_state::IBV_QPS_INIT, serves)
+        let attributes = self.attributes(queue_pair, ibv_qp_state::IBV_QPS_INIT)?;
+        queue_pair.apply(attributes, serves)
     }
 
     /// Makes it ready to receive and to send: after a request, before [`Self::accept`]; or after
     /// the response, before [`Self::establish`].
-    pub fn ready(&mut self, queue_pair: &mut QueuePair, serves: bool) -> Result<(), Error> {
-        self.lead(queue_pair, ibv_qp_state::IBV_QPS_RTR, serves)?;
-        self.lead(queue_pair, ibv_qp_state::IBV_QPS_RTS, serves)
+    pub fn ready(&mut self, queue_pair: &mut QueuePair, decided: &Decided) -> Result<Found, Error> {
+        let (mut receiving, mask) = self.attributes(queue_pair, ibv_qp_state::IBV_QPS_RTR)?;
+        decided.apply_receiving(&mut receiving);
+        let address = &receiving.ah_attr;
+        let found = Found {
+            mtu: Mtu::from_raw(receiving.path_mtu),
+            gid_index: (address.is_global != 0).then_some(address.grh.sgid_index),
+        };
+        queue_pair.apply((receiving, mask), decided.serves)?;
+        let (mut sending, mask) = self.attributes(queue_pair, ibv_qp_state::IBV_QPS_RTS)?;
+        sending.timeout = decided.timeout.unwrap_or(sending.timeout);
+        queue_pair.apply((sending, mask), decided.serves)?;
+        Ok(found)
     }
 
     /// Asks the other end.
@@ -490,12 +438,12 @@ impl Identifier {
         plain::check_errno(code).map_err(|error| self.error("disconnect", error))
     }
 
-    fn lead(
+    /// What the queue pair has to be told to get into `state`, and which of it counts.
+    fn attributes(
         &mut self,
-        queue_pair: &mut QueuePair,
+        queue_pair: &QueuePair,
         state: ibv_qp_state::Type,
-        serves: bool,
-    ) -> Result<(), Error> {
+    ) -> Result<(ibv_qp_attr, ibv_qp_attr_mask), Error> {
         let ours = queue_pair.domain().context().name();
         if self.device_name().as_deref() != Some(ours) {
             let why = format!("the address leads to another device than {ours}");
@@ -510,7 +458,7 @@ impl Identifier {
             (self.cm().rdma_init_qp_attr)(self.raw.as_ptr(), &raw mut attributes, &raw mut mask)
         };
         plain::check_errno(code).map_err(|error| self.error("prepare a queue pair", error))?;
-        queue_pair.apply(attributes, mask, serves)
+        Ok((attributes, ibv_qp_attr_mask(mask.cast_unsigned())))
     }
 
     fn parameters(
@@ -605,56 +553,22 @@ fn told(event: &rdma_cm_event) -> Told {
         // librdmacm tells the peer's numbers from this end's point of view.
         reads_served_max: conn.responder_resources,
         reads_posted_max: conn.initiator_depth,
+        queue_pair: conn.qp_num,
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "2 and 10")]
-const FAMILY_V4: libc::sa_family_t = libc::AF_INET as libc::sa_family_t;
-#[expect(clippy::cast_possible_truncation, reason = "2 and 10")]
-const FAMILY_V6: libc::sa_family_t = libc::AF_INET6 as libc::sa_family_t;
-
-/// A socket address as C has it.
-struct Address {
-    storage: libc::sockaddr_storage,
-}
-
-impl Address {
-    fn new(address: SocketAddr) -> Self {
-        // SAFETY: integers only.
-        let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
-        let storage_pointer = &raw mut storage;
-        match address {
-            SocketAddr::V4(address) => {
-                let raw = libc::sockaddr_in {
-                    sin_family: FAMILY_V4,
-                    sin_port: address.port().to_be(),
-                    sin_addr: libc::in_addr {
-                        s_addr: u32::from_ne_bytes(address.ip().octets()),
-                    },
-                    sin_zero: [0; 8],
-                };
-                // SAFETY: every socket address fits the storage, in size and alignment.
-                unsafe { storage_pointer.cast::<libc::sockaddr_in>().write(raw) };
-            }
-            SocketAddr::V6(address) => {
-                let raw = libc::sockaddr_in6 {
-                    sin6_family: FAMILY_V6,
-                    sin6_port: address.port().to_be(),
-                    sin6_flowinfo: address.flowinfo(),
-                    sin6_addr: libc::in6_addr {
-                        s6_addr: address.ip().octets(),
-                    },
-                    sin6_scope_id: address.scope_id(),
-                };
-                // SAFETY: as above.
-                unsafe { storage_pointer.cast::<libc::sockaddr_in6>().write(raw) };
-            }
+impl Decided {
+    fn apply_receiving(&self, attributes: &mut ibv_qp_attr) {
+        // The raw values are in the order of the bytes that they stand for.
+        if let Some(mtu) = self.mtu_max {
+            attributes.path_mtu = attributes.path_mtu.min(mtu.raw());
         }
-        Self { storage }
-    }
-
-    fn as_mut_ptr(&mut self) -> *mut sockaddr {
-        (&raw mut self.storage).cast()
+        attributes.min_rnr_timer = self.rnr_timer.unwrap_or(attributes.min_rnr_timer);
+        let address = &mut attributes.ah_attr;
+        address.sl = self.service_level.unwrap_or(address.sl);
+        if address.is_global != 0 {
+            address.grh.traffic_class = self.traffic_class.unwrap_or(address.grh.traffic_class);
+        }
     }
 }
 
@@ -663,14 +577,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_laid_out_as_c_has_them() {
-        let address = Address::new("10.0.0.1:20471".parse().unwrap());
-        // SAFETY: a storage is bytes; all of them were zeroed or written.
-        let bytes: [u8; 8] = unsafe { (&raw const address.storage).cast::<[u8; 8]>().read() };
-        assert_eq!(bytes[2..], [0x4f, 0xf7, 10, 0, 0, 1]);
-        assert_eq!(i32::from(address.storage.ss_family), libc::AF_INET);
-        let address = Address::new("[fe80::1%3]:1".parse().unwrap());
-        assert_eq!(i32::from(address.storage.ss_family), libc::AF_INET6);
+    fn what_this_end_decides_goes_over_what_was_worked_out() {
+        let seen = |decided: &Decided, is_global| {
+            let mut attributes = ibv_qp_attr::zeroed();
+            attributes.path_mtu = Mtu::B1024.raw();
+            attributes.min_rnr_timer = 5;
+            attributes.ah_attr.sl = 3;
+            attributes.ah_attr.is_global = is_global;
+            decided.apply_receiving(&mut attributes);
+            let address = &attributes.ah_attr;
+            let class = address.grh.traffic_class;
+            let mtu = Mtu::from_raw(attributes.path_mtu).unwrap();
+            (mtu, attributes.min_rnr_timer, address.sl, class)
+        };
+        assert_eq!(seen(&Decided::default(), 1), (Mtu::B1024, 5, 3, 0));
+        let decided = Decided {
+            mtu_max: Some(Mtu::B4096),
+            rnr_timer: Some(12),
+            traffic_class: Some(105),
+            service_level: Some(4),
+            ..Decided::default()
+        };
+        assert_eq!(seen(&decided, 0), (Mtu::B1024, 12, 4, 0));
+        assert_eq!(seen(&decided, 1), (Mtu::B1024, 12, 4, 105));
+        let decided = Decided {
+            mtu_max: Some(Mtu::B512),
+            ..decided
+        };
+        assert_eq!(seen(&decided, 1).0, Mtu::B512);
     }
 
     #[test]

@@ -422,14 +422,12 @@ impl QueuePair {
     /// What rdma_cm worked out for the state that `attributes` name.
     pub(super) fn apply(
         &mut self,
-        mut attributes: ibv_qp_attr,
-        mask: i32,
+        (mut attributes, mask): (ibv_qp_attr, ibv_qp_attr_mask),
         serves: bool,
     ) -> Result<(), Error> {
         // The kernel proposes rights to write; they are not given.
         attributes.qp_access_flags = access(serves);
         let is_sending = attributes.qp_state == ibv_qp_state::IBV_QPS_RTS;
-        let mask = ibv_qp_attr_mask(mask.cast_unsigned());
         self.modify(attributes, mask, "connect")?;
         self.sends |= is_sending;
         Ok(())

@@ -24,7 +24,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use rdma_sys::{ibv_access_flags, ibv_mr};
 
 use super::domain::Domain;
@@ -272,20 +272,21 @@ pub struct FileMapping {
 }
 
 impl FileMapping {
-    /// Maps `len` bytes from `offset` on, any byte, of a file that is open for reading.
-    /// `populate` reads the pages in at once, which pinning would do one by one. The file must
+    /// Maps `len` bytes from `offset` on, any byte, of a file that is open for reading. The file must
     /// reach to the range's end, else registration fails.
-    pub fn new(file: impl AsFd, offset: u64, len: usize, populate: bool) -> io::Result<Arc<Self>> {
+    ///
+    /// No page is read in here: pinning does that in the same way, and looks at each page anyway.
+    pub fn new(file: impl AsFd, offset: u64, len: usize) -> io::Result<Arc<Self>> {
         if len == 0 {
             let why = "a mapping of no bytes";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         let mut options = MmapOptions::new();
         options.offset(offset).len(len);
-        if populate {
-            options.populate();
-        }
         let map = options.map_raw_read_only(file.as_fd().as_raw_fd())?;
+        // Some file systems then read a file in by huge pages, each of which is pinned in one step: on
+        // xfs and Linux 6.12 that is a sixth of the work. Only a wish: some kernels have none.
+        let _ = map.advise(Advice::HugePage);
         Ok(Arc::new(Self { map }))
     }
 
@@ -403,7 +404,7 @@ pub fn probe(domain: &Arc<Domain>, file: impl AsFd) -> io::Result<FileSupport> {
     let page = rustix::param::page_size();
     let len = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
     let len = len.min(page);
-    let mapping = FileMapping::new(file, 0, len, true)?;
+    let mapping = FileMapping::new(file, 0, len)?;
     let attempt = |mode| FileRegion::new(domain, &mapping, 0..len, mode).map(drop);
     Ok(FileSupport {
         on_demand: attempt(FileMode::OnDemand),
@@ -425,12 +426,10 @@ mod tests {
     fn mappings_start_at_any_byte_and_are_never_empty() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[7; 10_000]).unwrap();
-        for populate in [false, true] {
-            let mapping = FileMapping::new(&file, 4097, 5000, populate).unwrap();
-            assert_eq!(mapping.len(), 5000);
-            assert!(!mapping.is_empty());
-        }
-        let error = FileMapping::new(&file, 0, 0, false).unwrap_err();
+        let mapping = FileMapping::new(&file, 4097, 5000).unwrap();
+        assert_eq!(mapping.len(), 5000);
+        assert!(!mapping.is_empty());
+        let error = FileMapping::new(&file, 0, 0).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 }

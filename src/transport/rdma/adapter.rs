@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::alarm::Alarm;
 use super::facts::{self, PortFacts, RailPolicy};
+use super::pace::Pace;
 use super::region::Trials;
 use super::watch::{self, Bell};
 use crate::sys::verbs::{self, AsyncEvent, Context, Device, Events, Transport};
@@ -20,6 +21,8 @@ use crate::sys::verbs::{self, AsyncEvent, Context, Device, Events, Transport};
 /// See the module's first paragraph.
 pub struct Adapters {
     open: Mutex<Vec<Arc<Adapter>>>,
+    /// Why others can't be used, as of the last look.
+    unusable: Mutex<Vec<String>>,
     bell: Bell,
 }
 
@@ -32,6 +35,8 @@ pub(super) struct Adapter {
     is_iwarp: bool,
     /// The folder that the kernel takes away first when the device goes.
     node: Option<PathBuf>,
+    /// By port.
+    paces: Mutex<HashMap<u8, Arc<Pace>>>,
     /// By number of their queue pair.
     connections: Mutex<HashMap<u32, Watched>>,
     gone: AtomicBool,
@@ -41,6 +46,15 @@ struct Watched {
     port: u8,
     alarm: Alarm,
 }
+
+/// Counts of packets that were sent again, by whichever driver has them: mlx5 the first three, rxe the
+/// last.
+const RETRY_COUNTERS: [&str; 4] = [
+    "local_ack_timeout_err",
+    "packet_seq_err",
+    "implied_nak_seq_err",
+    "completer_retry_err",
+];
 
 /// The process's devices; the text says why there are none.
 pub fn adapters() -> Result<Arc<Adapters>, String> {
@@ -52,6 +66,7 @@ pub fn adapters() -> Result<Arc<Adapters>, String> {
             let bell = Bell::new().map_err(|error| format!("eventfd(2) failed: {error}"))?;
             let adapters = Arc::new(Adapters {
                 open: Mutex::default(),
+                unusable: Mutex::default(),
                 bell,
             });
             watch::start(&adapters)
@@ -61,9 +76,18 @@ pub fn adapters() -> Result<Arc<Adapters>, String> {
         .clone()?;
     adapters.refresh()?;
     if adapters.open().is_empty() {
-        return Err("this machine has no RDMA device".to_owned());
+        let unusable = adapters.unusable();
+        return Err(match unusable.is_empty() {
+            true => "this machine has no RDMA device".to_owned(),
+            false => unusable.join("; "),
+        });
     }
     Ok(adapters)
+}
+
+/// Whether the kernel has RDMA devices, whoever may use them.
+pub fn has_devices() -> bool {
+    fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
 }
 
 impl Adapters {
@@ -98,6 +122,7 @@ impl Adapters {
     fn refresh(&self) -> Result<(), String> {
         let listed = verbs::devices().map_err(|error| error.to_string())?;
         let mut gone = Vec::new();
+        let mut unusable = Vec::new();
         let mut changed = false;
         {
             let mut open = self.open();
@@ -120,11 +145,12 @@ impl Adapters {
                     Ok(None) => {}
                     Err(error) => {
                         let source = error.io();
-                        tracing::warn!(%error, %source, "an RDMA device can't be used");
+                        unusable.push(format!("{error}: {source}"));
                     }
                 }
             }
         }
+        self.note_unusable(unusable);
         for adapter in &gone {
             adapter.fail("the device was removed");
         }
@@ -132,6 +158,21 @@ impl Adapters {
             self.bell.ring();
         }
         Ok(())
+    }
+
+    /// Why devices that are there can't be used.
+    pub fn unusable(&self) -> Vec<String> {
+        let unusable = self.unusable.lock();
+        unusable.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Each reason is logged when it comes up, and not at every look.
+    fn note_unusable(&self, unusable: Vec<String>) {
+        let mut known = self.unusable.lock().unwrap_or_else(PoisonError::into_inner);
+        for reason in unusable.iter().filter(|reason| !known.contains(reason)) {
+            tracing::warn!(reason, "an RDMA device can't be used");
+        }
+        *known = unusable;
     }
 
     /// Forgets a device that is of no use any more.
@@ -182,6 +223,7 @@ impl Adapter {
             guid: device.guid(),
             is_iwarp,
             node: node(device.name()),
+            paces: Mutex::default(),
             connections: Mutex::default(),
             gone: AtomicBool::new(false),
         }))
@@ -224,6 +266,28 @@ impl Adapter {
         self.node
             .as_ref()
             .is_some_and(|node| !is_of(node, self.context.name()))
+    }
+
+    /// How long READs over this port may be.
+    pub(super) fn pace(&self, port: u8) -> Arc<Pace> {
+        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(paces.entry(port).or_default())
+    }
+
+    /// Looks at how many packets were sent again on the ports that have connections.
+    pub(super) fn look_at_retries(&self) {
+        let mut ports: Vec<u8> = self
+            .connections()
+            .values()
+            .map(|watched| watched.port)
+            .collect();
+        ports.sort_unstable();
+        ports.dedup();
+        for port in ports {
+            if let Some(retries) = retries(self.context.name(), port) {
+                self.pace(port).look(retries);
+            }
+        }
     }
 
     /// Has `alarm` ring when the device says something against this queue pair or port.
@@ -319,6 +383,16 @@ fn node(device: &str) -> Option<PathBuf> {
         .filter_map(Result::ok)
         .map(|entry| entry.path())
         .find(|folder| is_of(folder, device))
+}
+
+/// Packets that this port sent again so far; nothing if its driver does not count them.
+fn retries(device: &str, port: u8) -> Option<u64> {
+    let folder = format!("/sys/class/infiniband/{device}/ports/{port}/hw_counters");
+    let counts = RETRY_COUNTERS.iter().filter_map(|name| {
+        let text = fs::read_to_string(format!("{folder}/{name}")).ok()?;
+        text.trim().parse::<u64>().ok()
+    });
+    counts.reduce(u64::saturating_add)
 }
 
 fn is_of(node: &std::path::Path, device: &str) -> bool {

@@ -7,19 +7,18 @@
 //! Nothing here knows files, digests or how readiness is found out.
 
 use std::fmt;
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::alarm::Alarm;
 use super::endpoint::{Wire, wire_key};
 use super::queue::{Outcome, ReadQueue, Step};
 use super::words;
+use crate::memory::Slot;
 use crate::sys::verbs::{self, Batch, Finished, WorkError, WorkStatus};
 use crate::transport::{Host, LostReason, ReadRequest, Refusal, Turn};
 
-/// How long a READ may be with the adapter. Whatever an adapter resends by itself is over long
-/// before, where it gives up at all: some resend for ever.
-const READ_PATIENCE: Duration = Duration::from_secs(30);
 /// Completions taken at once.
 const COMPLETIONS_PER_POLL: usize = 16;
 
@@ -29,8 +28,6 @@ pub struct Connection {
     queue: ReadQueue,
     batch: Batch,
     read_bytes: usize,
-    /// When a READ last ended, or the first of those under way was posted.
-    progress: Instant,
     /// The completion queue will tell of the next completion.
     armed: bool,
 }
@@ -42,7 +39,6 @@ impl Connection {
             queue: ReadQueue::new(depth),
             batch: Batch::new(COMPLETIONS_PER_POLL.min(depth)),
             read_bytes,
-            progress: Instant::now(),
             armed: false,
         }
     }
@@ -57,26 +53,30 @@ impl Connection {
         self.queue.room()
     }
 
-    /// Bytes of the longest READ.
-    pub(crate) fn read_bytes(&self) -> usize {
+    /// Bytes of the longest READ that the ports take.
+    pub(crate) fn read_bytes_max(&self) -> usize {
         self.read_bytes
     }
 
+    /// Bytes of the longest READ that is of use now: fewer, while packets get lost.
+    pub(crate) fn read_bytes(&self) -> usize {
+        self.read_bytes.min(self.wire.pace().read_bytes())
+    }
+
     /// Posts a READ; the next `send` tells the adapter. There must be [`Self::room`], its length
-    /// must be at most [`Self::read_bytes`] and what a landing slot holds.
+    /// must be at most [`Self::read_bytes_max`] and what a landing slot holds.
     pub(crate) fn post_read(&mut self, read: ReadRequest) {
         self.queue.push(read);
     }
 
     /// Since when the adapter has had READs without ending any.
     pub(crate) fn waiting_since(&self) -> Option<Instant> {
-        (self.queue.under_way() > 0).then_some(self.progress)
+        self.queue.waiting_since()
     }
 
-    /// Whether no READ has ended for longer than any may take.
-    pub(crate) fn is_overdue(&self) -> bool {
-        self.waiting_since()
-            .is_some_and(|since| since.elapsed() >= READ_PATIENCE)
+    /// Whether by `now` no READ has ended for longer than any may take.
+    pub(crate) fn is_overdue(&self, now: Instant) -> bool {
+        self.queue.is_overdue(now)
     }
 
     /// Gives memory to READs that wait for it, and hands them to the adapter.
@@ -94,10 +94,7 @@ impl Connection {
                 rkey: wire_key(read.key).map_err(LostReason::Io)?,
             };
             self.wire.post(posting).map_err(LostReason::Io)?;
-            if held == 0 {
-                self.progress = Instant::now();
-            }
-            self.queue.posted();
+            self.queue.posted(Instant::now());
         }
         Ok(Turn::Idle)
     }
@@ -128,15 +125,45 @@ impl Connection {
                 self.armed = true;
                 continue;
             }
-            self.progress = Instant::now();
-            for completion in self.batch.drain() {
-                // One that a queue pair before this one left is none of ours.
-                if let Some(finished) = self.wire.queue_pair.finish(completion) {
-                    taken += take_in(&mut self.queue, host, finished)?;
-                }
-            }
+            taken += self.take_batch(host)?;
         }
         Ok(Turn::Again)
+    }
+
+    /// Takes what the adapter has finished, without asking it to tell of the next: for whoever looks
+    /// again at once.
+    pub(crate) fn poll<H: Host>(&mut self, host: &mut H) -> Result<Turn, LostReason> {
+        let completions = &self.wire.completions;
+        let found = completions.poll(&mut self.batch);
+        if found.map_err(|error| LostReason::Io(words(error)))? == 0 {
+            if let Some(reason) = self.wire.alarm().rung() {
+                return Err(LostReason::Adapter(reason));
+            }
+            return Ok(Turn::WouldBlock);
+        }
+        self.take_batch(host)?;
+        Ok(Turn::Again)
+    }
+
+    /// Acts on what the last look found; how many bytes it brought.
+    fn take_batch<H: Host>(&mut self, host: &mut H) -> Result<usize, LostReason> {
+        let now = Instant::now();
+        let mut taken = 0;
+        for completion in self.batch.drain() {
+            // One that a queue pair before this one left is none of ours.
+            if let Some(finished) = self.wire.queue_pair.finish(completion) {
+                if is_of_retries(&finished) {
+                    self.wire.pace().stumbled();
+                }
+                taken += take_in(&mut self.queue, host, finished, now)?;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Registers a slot to land in, which its first READ would do otherwise. Blocks.
+    pub(crate) fn prepare(&self, slot: &mut Slot) -> io::Result<()> {
+        self.wire.prepare(slot)
     }
 
     /// What tells of completions, to be armed.
@@ -165,10 +192,11 @@ fn take_in<H: Host>(
     queue: &mut ReadQueue,
     host: &mut H,
     finished: Finished,
+    now: Instant,
 ) -> Result<usize, LostReason> {
     let Finished { id, slot, outcome } = finished;
     let step = queue
-        .complete(id, charge(outcome))
+        .complete(id, charge(outcome), now)
         .map_err(|_| LostReason::Adapter("READs ended out of order".to_owned()))?;
     match step {
         Step::Landed(read) => {
@@ -183,6 +211,12 @@ fn take_in<H: Host>(
         .err()
         .map_or_else(String::new, |error| error.to_string());
     Err(LostReason::Adapter(reason))
+}
+
+/// Whether the adapter sent its packets again as often as it may, in vain.
+fn is_of_retries(finished: &Finished) -> bool {
+    let status = finished.outcome.as_ref().err().map(|error| error.status);
+    status == Some(WorkStatus::RetryExceeded)
 }
 
 /// What an outcome means for its READ. Only what the peer's adapter says of the READ itself is

@@ -12,7 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::adapter::{Adapter, adapters};
 use super::facts::PortFacts;
 use super::words;
+use crate::lane::LANDING_SLOT_BYTES;
+use crate::memory::Pool;
 use crate::sys::verbs;
+
+/// What one connection's READs land in when all of them are under way.
+const TRIAL_BYTES: usize = 16 * LANDING_SLOT_BYTES;
 
 /// One session's domains, one per device that it uses, made as they are first needed. To be dropped
 /// with the session; what was made of them holds on to its own.
@@ -52,6 +57,7 @@ impl SessionDomains {
             .find(facts)
             .ok_or_else(|| io::Error::other(format!("{}: the device was removed", facts.device)))?;
         let protection = verbs::Domain::new(&adapter.context).map_err(words)?;
+        try_landing(&protection)?;
         let domain = Arc::new(Domain {
             landing: verbs::Landing::new(&protection),
             protection,
@@ -72,6 +78,15 @@ impl SessionDomains {
         // Whole between any two statements.
         self.domains.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A connection whose memory can't be registered breaks with its first READs, and so would every one
+/// that is made in its place: that shows here, before the peer is told of any.
+fn try_landing(protection: &Arc<verbs::Domain>) -> io::Result<()> {
+    let mut slot = Pool::new(TRIAL_BYTES, 1)
+        .take()
+        .ok_or(io::ErrorKind::OutOfMemory)?;
+    verbs::region::register_landing(&mut slot, protection).map_err(words)
 }
 
 impl fmt::Debug for SessionDomains {

@@ -13,9 +13,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::alarm::Alarm;
+use super::cm::Line;
 use super::connection::Connection;
 use super::domain::{Domain, SessionDomains};
 use super::facts::{LinkLayer, PortFacts};
+use super::pace::Pace;
 use super::words;
 use crate::ids::RemoteKey;
 use crate::lane::LANDING_SLOT_BYTES;
@@ -85,6 +87,16 @@ pub struct Connected {
     wire: Wire,
     depth: usize,
     read_bytes: usize,
+    way: Way,
+}
+
+/// How a queue pair reaches the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// Payload bytes of a packet.
+    pub mtu: u32,
+    /// This end's address: its place in the port's table. `None`: packets are not routed globally.
+    pub gid_index: Option<u8>,
 }
 
 /// A queue pair with all that it needs; whatever it is, its end is this one's drop.
@@ -93,11 +105,14 @@ pub(super) struct Wire {
     watched: Watched,
     /// Owns the slots that READs land in.
     pub(super) queue_pair: QueuePair,
+    /// What rdma_cm has of the connection, if it made it. After the queue pair, which the other end
+    /// must not take for connected when it is told of the end.
+    line: Option<Line>,
     pub(super) completions: Arc<CompletionQueue>,
     /// Another descriptor of what tells of completions: the queue's own is closed with it, while a
     /// reactor may still name this one.
     pub(super) notices: OwnedFd,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
 }
 
 /// That the device's events about a queue pair are heard.
@@ -105,6 +120,7 @@ struct Watched {
     domain: Arc<Domain>,
     queue_pair: u32,
     alarm: Alarm,
+    pace: Arc<Pace>,
 }
 
 /// Bytes in memory of their own that the peer may READ, to be told to it some other way as well.
@@ -118,6 +134,18 @@ impl Endpoint {
     /// A queue pair on this port, on which at most `depth` READs are under way: fewer, if the
     /// device can't have so many.
     pub fn new(domains: &SessionDomains, facts: &PortFacts, depth: usize) -> io::Result<Self> {
+        let mut endpoint = Self::for_cm(domains, facts, depth)?;
+        let how = Initialise {
+            port: facts.port,
+            pkey_index: facts.pkey_index,
+            serves: true,
+        };
+        endpoint.wire.queue_pair.initialise(&how).map_err(words)?;
+        Ok(endpoint)
+    }
+
+    /// The same to be connected by rdma_cm, which takes it from its very first state on.
+    pub fn for_cm(domains: &SessionDomains, facts: &PortFacts, depth: usize) -> io::Result<Self> {
         let domain = domains.on(facts)?;
         let context = &domain.adapter.context;
         let limits = context.limits().map_err(words)?;
@@ -128,19 +156,14 @@ impl Endpoint {
         let mut queue_pair =
             QueuePair::new(&domain.protection, &completions, depth).map_err(words)?;
         queue_pair.land_in(&domain.landing);
-        let how = Initialise {
-            port: facts.port,
-            pkey_index: facts.pkey_index,
-            serves: true,
-        };
-        queue_pair.initialise(&how).map_err(words)?;
         let watched = Watched::new(&domain, queue_pair.number(), facts.port);
         let wire = Wire {
             watched,
             queue_pair,
+            line: None,
             completions,
             notices,
-            _domain: domain,
+            domain,
         };
         Ok(Self {
             wire,
@@ -187,12 +210,48 @@ impl Endpoint {
             rnr_retry: options.rnr_retry.min(7),
         };
         queue_pair.send(&sending).map_err(words)?;
+        let way = Way {
+            mtu: options.mtu,
+            gid_index: Some(options.gid_index),
+        };
+        Ok(self.connected(way, options))
+    }
+
+    fn connected(self, way: Way, options: &LinkOptions) -> Connected {
         let longest = [self.facts.max_msg_bytes, options.peer_max_msg_bytes];
-        Ok(Connected {
+        Connected {
             wire: self.wire,
             depth: self.depth,
             read_bytes: fitting_read_bytes(longest),
-        })
+            way,
+        }
+    }
+
+    /// rdma_cm has connected it.
+    pub(super) fn connected_by(
+        mut self,
+        line: Line,
+        found: &verbs::cm::Found,
+        options: &LinkOptions,
+    ) -> Connected {
+        self.wire.line = Some(line);
+        let way = Way {
+            mtu: found.mtu.map_or(options.mtu, Mtu::bytes),
+            gid_index: found.gid_index,
+        };
+        self.connected(way, options)
+    }
+
+    pub(super) fn facts(&self) -> &PortFacts {
+        &self.facts
+    }
+
+    pub(super) fn queue_pair(&mut self) -> &mut QueuePair {
+        &mut self.wire.queue_pair
+    }
+
+    pub(super) fn alarm(&self) -> &Alarm {
+        self.wire.alarm()
     }
 }
 
@@ -221,6 +280,11 @@ impl Connected {
         let mut bytes = [0; PROBE_BYTES];
         bytes.copy_from_slice(&slot[..PROBE_BYTES]);
         Ok(bytes)
+    }
+
+    /// How it reaches the other end.
+    pub fn way(&self) -> Way {
+        self.way
     }
 
     /// Ready for a lane.
@@ -266,6 +330,10 @@ impl Wire {
         &self.watched.alarm
     }
 
+    pub(super) fn pace(&self) -> &Pace {
+        &self.watched.pace
+    }
+
     pub(super) fn notices(&self) -> BorrowedFd<'_> {
         self.notices.as_fd()
     }
@@ -274,8 +342,18 @@ impl Wire {
     pub(super) fn post(&mut self, read: verbs::Read) -> io::Result<()> {
         self.queue_pair.post_read(read).map_err(|(_, error)| {
             let device = self.queue_pair.domain().context().name();
-            io::Error::other(format!("{device}: {error}"))
+            // Which kind it is decides whether it is worth trying again.
+            let kind = match &error {
+                verbs::PostError::Unregistrable(error) => error.io().kind(),
+                _ => io::ErrorKind::Other,
+            };
+            io::Error::new(kind, format!("{device}: {error}"))
         })
+    }
+
+    /// Registers a slot to land in.
+    pub(super) fn prepare(&self, slot: &mut Slot) -> io::Result<()> {
+        verbs::region::register_landing(slot, &self.domain.protection).map_err(words)
     }
 
     /// Destroys the queue pair, and with it all that the adapter could write to; what is left is a
@@ -284,9 +362,10 @@ impl Wire {
         let Self {
             watched,
             mut queue_pair,
+            line,
             completions,
             notices,
-            _domain,
+            domain: _domain,
         } = self;
         drop(watched);
         if let Err(error) = queue_pair.fail() {
@@ -294,6 +373,7 @@ impl Wire {
             tracing::debug!(%error, source = %error.io(), "a queue pair is not taken down first");
         }
         drop(queue_pair.destroy());
+        drop(line);
         drop(completions);
         notices
     }
@@ -343,6 +423,7 @@ impl Watched {
             domain: Arc::clone(domain),
             queue_pair,
             alarm,
+            pace: domain.adapter.pace(port),
         }
     }
 }

@@ -4,6 +4,8 @@
 //! ```text
 //!  adapter   the machine's devices; `watch` hears what they say, `facts` are what ports tell
 //!  domain    what a session has of each device     region   memory that the peer may READ
+//!  cm        connecting by the kernel's connection manager, where that is wanted
+//!  pace      how long READs over a port may be
 //!  endpoint  a queue pair before it is in use      connection   one in use, given turns by a lane
 //! ```
 //!
@@ -13,20 +15,22 @@
 
 mod adapter;
 mod alarm;
+pub mod cm;
 mod connection;
 mod domain;
 mod endpoint;
 mod facts;
+mod pace;
 mod queue;
 mod region;
 mod watch;
 
 use std::io;
 
-pub use adapter::{Adapters, adapters};
+pub use adapter::{Adapters, adapters, has_devices};
 pub use connection::Connection;
 pub use domain::SessionDomains;
-pub use endpoint::{Connected, Endpoint, LinkOptions, PROBE_BYTES, ProbeRegion, RemotePort};
+pub use endpoint::{Connected, Endpoint, LinkOptions, PROBE_BYTES, ProbeRegion, RemotePort, Way};
 pub use facts::{GidFacts, GidKind, LinkLayer, PortFacts, RailPolicy};
 pub use region::{FileAccess, FileWindow, RegionAddress, Trial};
 

@@ -115,7 +115,7 @@ impl SessionDomains {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
             }
         };
-        let mapping = FileMapping::new(file, offset, len, mode == FileMode::Pinned)?;
+        let mapping = FileMapping::new(file, offset, len)?;
         let (addresses, regions) = self.on_each(|domain| {
             let region = FileRegion::new(&domain.protection, &mapping, 0..len, mode)?;
             Ok((address(domain, region.remote()), region))

@@ -5,13 +5,13 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::adapter::{Adapter, Adapters};
 
-/// How often devices are looked for that went without a word.
+/// How often devices are looked for that went without a word, and retries are counted.
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
 
 /// Wakes the thread, because there are other devices to listen to.
@@ -42,8 +42,15 @@ pub(super) fn start(adapters: &Arc<Adapters>) -> io::Result<()> {
     std::thread::Builder::new()
         .name("rdcp-rdma-events".to_owned())
         .spawn(move || {
+            let mut looked = Instant::now();
             loop {
                 listen(&adapters);
+                if looked.elapsed() >= LOOK_PAUSE {
+                    looked = Instant::now();
+                    for adapter in adapters.snapshot() {
+                        adapter.look_at_retries();
+                    }
+                }
             }
         })?;
     Ok(())

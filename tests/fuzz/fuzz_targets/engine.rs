@@ -16,7 +16,8 @@ use rdcp::limits::PACK_BYTES_MAX;
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
 use rdcp::wire::message::{
-    ChunkDigest, Grant, GrantPart, HashKind, ManifestPage, Message, Outcome, RegionKey, Wanted,
+    Carried, ChunkDigest, Grant, GrantPart, HashKind, ManifestPage, Message, Outcome, RegionKey,
+    Wanted,
 };
 use rdcp::wire::{Fault, FaultCode};
 
@@ -501,7 +502,7 @@ impl Draw<'_> {
     fn any_message(&mut self) -> Message {
         match self.below(8) {
             0 => Message::Finished,
-            1 => Message::Finish,
+            1 => Message::Finish(Carried::default()),
             2 => Message::Failed(fault()),
             3 => Message::Recheck { entry: self.entry(), chunk: self.number() },
             4 => Message::Opened,

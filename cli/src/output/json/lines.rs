@@ -199,6 +199,27 @@ pub(super) struct PingBody {
 }
 
 #[derive(Serialize)]
+pub(super) struct MeasuredBody {
+    pub(super) server: String,
+    pub(super) transport: &'static str,
+    pub(super) available: bool,
+    pub(super) reason: String,
+    #[serde(flatten)]
+    pub(super) figures: Option<FiguresBody>,
+}
+
+#[derive(Serialize)]
+pub(super) struct FiguresBody {
+    pub(super) connections: usize,
+    pub(super) bytes: u64,
+    pub(super) seconds: f64,
+    pub(super) bytes_per_second: u64,
+    pub(super) reads: usize,
+    pub(super) read_p50_us: f64,
+    pub(super) read_p99_us: f64,
+}
+
+#[derive(Serialize)]
 pub(super) struct OfferBody {
     pub(super) name: String,
     pub(super) available: bool,
@@ -206,9 +227,16 @@ pub(super) struct OfferBody {
 }
 
 #[derive(Clone, Serialize)]
+pub(super) struct ByTransport {
+    pub(super) tcp: u64,
+    pub(super) rdma: u64,
+}
+
+#[derive(Clone, Serialize)]
 pub(super) struct Totals {
     pub(super) transport: String,
     pub(super) reason: String,
+    pub(super) bytes_by_transport: ByTransport,
     pub(super) hash: &'static str,
     pub(super) verified: Option<bool>,
     pub(super) published: u64,
@@ -220,6 +248,7 @@ pub(super) struct Totals {
     pub(super) bytes: u64,
     pub(super) bytes_moved: u64,
     pub(super) seconds: f64,
+    pub(super) data_ms: Option<f64>,
 }
 
 #[derive(Serialize)]

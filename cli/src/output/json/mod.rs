@@ -21,16 +21,17 @@ use serde::Serialize;
 
 use super::status::{SessionBody, StatusBody};
 use lines::{
-    AboutBody, CheckBody, DiagnosisFields, DifferenceBody, DigestBody, EntryBody, EntryMore,
-    ErrorBody, FaultFields, Line, OfferBody, PathFields, PingBody, PlaceFields, ProgressBody,
-    StartBody, SummaryBody, Totals, file_body, message,
+    AboutBody, ByTransport, CheckBody, DiagnosisFields, DifferenceBody, DigestBody, EntryBody,
+    EntryMore, ErrorBody, FaultFields, FiguresBody, Line, MeasuredBody, OfferBody, PathFields,
+    PingBody, PlaceFields, ProgressBody, StartBody, SummaryBody, Totals, file_body, message,
 };
 
 use super::listing::{kind_name, timestamp};
-use super::{Change, Difference, JsonTo, PingReport, Summary, causes, hash_name, hex};
+use super::{Change, Difference, JsonTo, Measured, PingReport, Summary, causes, hash_name, hex};
 use crate::escape;
 use crate::exit::{End, ExitStatus, kind_name as error_kind_name};
 use crate::io::Io;
+use crate::quantity;
 
 /// Version of the format.
 const VERSION: u8 = 1;
@@ -162,6 +163,10 @@ impl Json {
         self.summary = Some(Totals {
             transport: summary.transport.clone(),
             reason: escape::text(&summary.reason),
+            bytes_by_transport: ByTransport {
+                tcp: summary.carried.tcp,
+                rdma: summary.carried.rdma,
+            },
             hash: hash_name(summary.hash),
             verified: summary.verified,
             published: summary.published,
@@ -173,6 +178,7 @@ impl Json {
             bytes: summary.bytes,
             bytes_moved: summary.bytes_moved,
             seconds: summary.elapsed.as_secs_f64(),
+            data_ms: summary.data_elapsed.map(|data| data.as_secs_f64() * 1e3),
         });
     }
 
@@ -298,6 +304,29 @@ impl Json {
         for session in &status.listed {
             self.put(io, "session", SessionBody::new(session));
         }
+    }
+
+    pub(super) fn measured(&mut self, io: &mut Io, measured: &Measured) {
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let report = measured.result.as_ref();
+        let reason = report.map_or_else(String::as_str, |report| &report.reason);
+        let figures = report.ok().map(|report| FiguresBody {
+            connections: report.connections,
+            bytes: report.bytes,
+            seconds: report.elapsed.as_secs_f64(),
+            bytes_per_second: quantity::per_second(report.bytes, report.elapsed).unwrap_or(0),
+            reads: report.reads,
+            read_p50_us: micros(report.read_p50),
+            read_p99_us: micros(report.read_p99),
+        });
+        let body = MeasuredBody {
+            server: escape::text(&measured.server),
+            transport: measured.transport,
+            available: figures.is_some(),
+            reason: escape::text(reason),
+            figures,
+        };
+        self.put(io, "bench", body);
     }
 
     pub(super) fn set_diagnosis(&mut self, diagnosis: &Diagnosis) {
