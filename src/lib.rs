@@ -91,7 +91,7 @@ pub mod workers;
 
 pub use client::{
     Bench, BenchReport, Canceller, Client, HeldRegion, Ping, PullSource, RegisteredBuffer,
-    RemoteFile, Transfer, TransportReport, sum_local,
+    RemoteFile, Status, Transfer, TransportReport, sum_local,
 };
 pub use error::{Error, ErrorKind};
 pub use ids::TransferId;

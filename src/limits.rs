@@ -58,6 +58,12 @@ pub const EARLY_DIGESTS_MAX: usize = 4 * DIGESTS_MAX;
 /// Most rails of a session, and so keys of a grant. Rail 0 is tcp; the others are pairs of RDMA
 /// ports.
 pub const RAILS_MAX: usize = 16;
+/// Most sessions in one page of a server's status.
+pub const STATUS_SESSIONS_MAX: usize = 16;
+/// Most transfers and operations that are told of one session.
+pub const STATUS_TRANSFERS_MAX: usize = 16;
+/// Most ways of exposing memory that are told of one session.
+pub const STATUS_WAYS_MAX: usize = 8;
 /// Most kinds of remarks in one message.
 pub const REMARKS_MAX: usize = 16;
 /// Most entries that one remark names, and that are kept of one kind.
@@ -117,3 +123,11 @@ const _: () = assert!(
         < FRAME_BYTES_MAX
 );
 const _: () = assert!(RAILS_MAX <= RAIL_PORTS_MAX + 1);
+// A page of status: of each session two texts, its rails, ways and transfers.
+const _: () = assert!(
+    STATUS_SESSIONS_MAX
+        * ((2 + RAILS_MAX + 2 * STATUS_WAYS_MAX + STATUS_TRANSFERS_MAX) * (TEXT_BYTES_MAX + 64)
+            + 128)
+        + TRANSPORTS_MAX * (TEXT_BYTES_MAX + 32)
+        < FRAME_BYTES_MAX
+);

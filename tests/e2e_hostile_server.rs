@@ -494,3 +494,18 @@ async fn reads_of_an_open_file_are_proved_or_fail() {
     let error = read(&file).await.expect_err("another version");
     assert_eq!(error.kind(), ErrorKind::SourceChanged, "{error}");
 }
+
+#[test]
+fn a_server_of_an_older_level_is_not_asked_for_its_status() {
+    let world = World::new();
+    let server = HostileServer::start(content(), |peer| {
+        // Whatever it hears beyond its level it would take for a breach.
+        while let hostile::Heard::Said(_, message) = peer.hear(Duration::from_secs(30)) {
+            assert!(!matches!(message, Message::StatusQuery(_)));
+        }
+    });
+    let host = format!("rdcp://{}", server.address());
+    let done = world.rdcp("status").arg(host).run().expect(3);
+    done.says("speaks level 1, and its status can be asked for from level 3 on")
+        .says("hint: install a newer rdcpd there");
+}

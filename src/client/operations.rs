@@ -10,7 +10,7 @@ use crate::ids::TransferId;
 use crate::location::Location;
 use crate::options::HashKind;
 use crate::session::peer::{Inbound, Seat};
-use crate::wire::message::{Listed, Operation, RemotePath, TransportOffer};
+use crate::wire::message::{Listed, Moved, Operation, RemotePath, SessionStatus, TransportOffer};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// Messages of listed lines that the server may have on their way at once.
@@ -122,6 +122,61 @@ pub(super) async fn ping(session: &Session) -> Result<Ping, Error> {
         level: welcome.level,
         transports: welcome.transports.clone(),
     })
+}
+
+/// What a server does.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Status {
+    /// The server's name and release.
+    pub server: String,
+    /// Since it began.
+    pub up: Duration,
+    /// How many sessions it has.
+    pub sessions: u32,
+    /// Bytes of files registered with adapters, of all sessions.
+    pub registered_bytes: u64,
+    /// What sessions may have registered together, beside a window of each.
+    pub registered_bytes_max: u64,
+    /// Payload bytes by transport, since it began.
+    pub moved: Vec<Moved>,
+    /// Its sessions, at most [`Status::SESSIONS_LISTED_MAX`].
+    pub listed: Vec<SessionStatus>,
+}
+
+impl Status {
+    /// How many sessions are listed.
+    pub const SESSIONS_LISTED_MAX: usize = 4096;
+}
+
+pub(super) async fn status(session: &Session) -> Result<Status, Error> {
+    let mut after = 0;
+    let mut listed: Vec<SessionStatus> = Vec::new();
+    loop {
+        let page = session.status(after, Client::ANSWER_TIMEOUT).await?;
+        let ascending = page.listed.iter().all(|told| {
+            let above = told.id > after;
+            after = told.id;
+            above
+        });
+        if !ascending || (page.listed.is_empty() && !page.last) {
+            let text = "the server answered with sessions that were not asked for";
+            return Err(Error::new(ErrorKind::Unreachable, text));
+        }
+        listed.extend(page.listed);
+        listed.truncate(Status::SESSIONS_LISTED_MAX);
+        if page.last || listed.len() == Status::SESSIONS_LISTED_MAX {
+            return Ok(Status {
+                server: session.welcome().software.clone(),
+                up: Duration::from_secs(page.up_s),
+                sessions: page.sessions,
+                registered_bytes: page.registered_bytes,
+                registered_bytes_max: page.registered_bytes_max,
+                moved: page.moved,
+                listed,
+            });
+        }
+    }
 }
 
 /// An operation under way; dropped before its end, it tells the server that nobody waits.

@@ -15,6 +15,7 @@ use super::machinery::memory_returned;
 use super::peer::{Inbound, Seat};
 use super::serving::Serving;
 use crate::memory::Slot;
+use crate::wire::message::Running;
 use crate::wire::{Fault, FaultCode, Message};
 
 /// How long a client may have it: nobody measures longer, and others may wait.
@@ -28,6 +29,13 @@ const LEASE_MS: u32 = LEASE_PATIENCE.as_millis() as u32;
 pub(crate) async fn run(serving: Arc<Serving>, mut seat: Seat, region_bytes: u64) {
     let (session, transfer) = (seat.peer.id, seat.transfer);
     tracing::info!(%session, %transfer, region_bytes, "measurement began");
+    let activity = seat.peer.activity();
+    let _begun = activity.begin(
+        transfer,
+        Running::Operation,
+        "bench".to_owned(),
+        Arc::default(),
+    );
     let ended = match lend(&serving, &mut seat, region_bytes).await {
         Ok(lent) => measured(&mut seat, lent).await,
         Err(fault) => Err(fault),

@@ -22,8 +22,10 @@ pub mod host_key;
 pub mod known_hosts;
 pub mod tls;
 
+mod activity;
 mod admission;
 mod benching;
+mod inspecting;
 pub(crate) mod machinery;
 mod names;
 mod operating;

@@ -16,7 +16,7 @@ use super::serving::{Serving, Subject};
 use crate::limits::{LISTING_BYTES_TARGET, LISTING_LINES_MAX};
 use crate::storage::operations::{self, Output};
 use crate::storage::{Root, StorageError};
-use crate::wire::message::{HashKind, Listed, ListedKind, Operation, RemotePath};
+use crate::wire::message::{HashKind, Listed, ListedKind, Operation, RemotePath, Running};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// How long an operation waits for its client to take lines, and for its own turn.
@@ -43,6 +43,9 @@ pub(crate) async fn run(
     };
     let Subject { export, path } = Subject::of(Some(place));
     tracing::info!(%session, %transfer, operation = name, export, path, "operation began");
+    let about = format!("{name} {export}/{path}");
+    let activity = seat.peer.activity();
+    let _begun = activity.begin(transfer, Running::Operation, about, Arc::default());
     let answer = match perform(&serving, &mut seat, operation, &of_session).await {
         Ok(()) => Message::Done,
         Err(fault) => Message::Failed(fault),

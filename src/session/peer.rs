@@ -17,12 +17,13 @@ use tokio::time::Instant;
 use crate::engine::LaneId;
 use crate::ids::{RegionId, SessionId, TransferId};
 use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, LostReason, RegionTable};
+use crate::session::activity::Activity;
 use crate::session::control::{ControlError, ControlWriter};
 use crate::session::data::ConnectionKeys;
 use crate::session::exposing::SessionMemory;
 use crate::session::rails::adapters::SessionRails;
 use crate::transport::rdma;
-use crate::wire::message::Envelope;
+use crate::wire::message::{Envelope, StatusPage};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// Bits of a region id or fetch token that count within one transfer.
@@ -66,6 +67,7 @@ pub(crate) struct Peer {
     connections: Mutex<Connections>,
     lost: Notify,
     memory: Arc<SessionMemory>,
+    activity: Arc<Activity>,
     over: watch::Sender<Option<Fault>>,
 }
 
@@ -159,6 +161,7 @@ pub(crate) struct Seat {
 
 impl Peer {
     pub(crate) fn new(id: SessionId, writer: ControlWriter, lanes: Lanes) -> Arc<Self> {
+        let activity = Activity::new();
         Arc::new_cyclic(|peer: &Weak<Self>| Self {
             id,
             rails: SessionRails::new(),
@@ -168,7 +171,8 @@ impl Peer {
             routes: RwLock::new(Routes::new()),
             connections: Mutex::default(),
             lost: Notify::new(),
-            memory: SessionMemory::new(id.0),
+            memory: SessionMemory::new(id.0, Arc::clone(&activity)),
+            activity,
             over: watch::Sender::new(None),
         })
     }
@@ -213,6 +217,11 @@ impl Peer {
         &self.memory
     }
 
+    /// What the session does, for those who ask.
+    pub(crate) fn activity(&self) -> &Arc<Activity> {
+        &self.activity
+    }
+
     /// Since when no transfer has had a seat; nothing while one has.
     pub(crate) fn idle(&self) -> Option<Idle> {
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
@@ -247,6 +256,13 @@ impl Peer {
     pub(crate) fn pong(&self, nonce: u64) {
         if self.writer.queued_bytes() < PONG_BACKLOG_BYTES_MAX {
             self.say(TransferId::NONE, Message::Pong { nonce });
+        }
+    }
+
+    /// Tells the status, under the same condition: a page is large beside its question.
+    pub(crate) fn inform(&self, page: impl FnOnce() -> StatusPage) {
+        if self.writer.queued_bytes() < PONG_BACKLOG_BYTES_MAX {
+            self.say(TransferId::NONE, Message::StatusPage(page()));
         }
     }
 
@@ -405,6 +421,9 @@ impl Peer {
             routes.tell(|| Inbound::LaneDown(lane));
             self.lost.notify_one();
             return;
+        }
+        if let LaneEvent::Served { bytes } = &event {
+            self.activity.traffic().sent(*bytes);
         }
         let Some((number, event)) = localise(event) else {
             return;

@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
 
-use self::entering::{Entered, Leaving, enter};
+pub(super) use self::entering::Entered;
+use self::entering::{Leaving, enter};
+use super::activity::Traffic;
 use super::admission::{Handshakes, Origin, Place};
 use super::control::{self, Greeted, Greeting, HANDSHAKE_DEADLINE, TlsReader};
 use super::data::{self, ConnectionKind, DATA_HANDSHAKE_DEADLINE, SessionKey};
@@ -32,7 +34,7 @@ use crate::options::{RdmaConnect, RdmaOptions};
 use crate::server::ServerLimits;
 use crate::storage::Root;
 use crate::storage::error::ShownPath;
-use crate::wire::level::{LEVEL_BENCH, LEVEL_RAILS};
+use crate::wire::level::{LEVEL_BENCH, LEVEL_RAILS, LEVEL_STATUS};
 use crate::wire::message::{RemotePath, TransportOffer};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -68,6 +70,9 @@ pub(crate) struct Serving {
     sessions: Mutex<HashMap<SessionId, Entered>>,
     next_session: AtomicU64,
     draining: watch::Sender<bool>,
+    pub(super) begun: Instant,
+    /// Bytes of sessions that have ended.
+    pub(super) past: Traffic,
     /// Told whenever a transfer, an operation or a session ends.
     ended: Notify,
 }
@@ -94,6 +99,8 @@ impl Serving {
             sessions: Mutex::default(),
             next_session: AtomicU64::new(1),
             draining: watch::Sender::new(false),
+            begun: Instant::now(),
+            past: Traffic::default(),
             ended: Notify::new(),
         })
     }
@@ -176,7 +183,7 @@ impl Serving {
             .and_then(|entered| entered.peer.clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Entered>> {
+    pub(super) fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Entered>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -334,6 +341,7 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     let pulse = Pulse::new();
     let spoken = Spoken {
         rails_from: (control.level >= LEVEL_RAILS).then_some(control.peer.ip()),
+        status: control.level >= LEVEL_STATUS,
         bench: control.level >= LEVEL_BENCH,
     };
     let fault = tokio::select! {
@@ -357,6 +365,8 @@ struct Spoken {
     rails_from: Option<IpAddr>,
     /// Memory to measure with.
     bench: bool,
+    /// The server's status.
+    status: bool,
 }
 
 /// Reads what the client says until the connection ends, and says why it did.
@@ -411,6 +421,10 @@ async fn read(
                     peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
                     return fault;
                 }
+                Ok(())
+            }
+            Message::StatusQuery(query) if transfer == TransferId::NONE && spoken.status => {
+                peer.inform(|| serving.status(query, peer.id));
                 Ok(())
             }
             Message::RailMemory { reason } if transfer == TransferId::NONE => {

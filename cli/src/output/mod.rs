@@ -7,6 +7,7 @@ mod bar;
 mod human;
 mod json;
 pub(crate) mod listing;
+mod status;
 pub(crate) mod sum_line;
 
 use std::time::Duration;
@@ -18,7 +19,7 @@ use rdcp::progress::{Carried, Event, Failure, Progress, Report};
 use rdcp::storage::error::ShownPath;
 use rdcp::wire::Fault;
 use rdcp::wire::message::{Listed, TransportOffer};
-use rdcp::{Error, ErrorKind, Location, Side};
+use rdcp::{Error, ErrorKind, Location, Side, Status};
 
 use crate::exit::{End, ExitStatus};
 use crate::io::Io;
@@ -358,6 +359,14 @@ impl Output {
         match &mut self.voice {
             Voice::Human(_) => self.io.stdout.line(&listing::ping(report)),
             Voice::Json(json) => json.ping(&mut self.io, report),
+        }
+    }
+
+    /// What a server does.
+    pub(crate) fn status(&mut self, server: &str, status: &Status) {
+        match &mut self.voice {
+            Voice::Human(_) => self.io.stdout.line(&status::text(server, status)),
+            Voice::Json(json) => json.status(&mut self.io, server, status),
         }
     }
 

@@ -182,6 +182,25 @@ async fn each(
     ending.end()
 }
 
+pub(super) async fn status(
+    host: &str,
+    port: u16,
+    connection: &ConnectionArgs,
+    output: &mut Output,
+) -> End {
+    let mut sessions = Sessions::new(connection, output);
+    let asked = async {
+        let client = sessions.with(host, port).await?;
+        client.status().await
+    };
+    match asked.await {
+        Ok(status) => output.status(&server_name(host, port), &status),
+        Err(error) => return fail(output, &error),
+    }
+    sessions.close().await;
+    End::DONE
+}
+
 pub(super) async fn ping(
     host: &str,
     port: u16,

@@ -112,6 +112,7 @@ mod tests {
 
     use super::*;
     use crate::lane::LaneEvent;
+    use crate::session::activity::Activity;
 
     fn table(revoked: Sender<RegionId>) -> Arc<RegionTable> {
         RegionTable::new(Arc::new(move |event| {
@@ -127,7 +128,7 @@ mod tests {
         let regions = table(revoked);
         let workers = Workers::start(NonZeroUsize::MIN).unwrap();
         let shared = ServingMemory::new(1);
-        let memory = SessionMemory::new(7);
+        let memory = SessionMemory::new(7, Activity::new());
         let slot = memory.slot_to_lend(&shared).unwrap();
         let slot_bytes = slot.len() as u64;
         let lend = |slot, len, region| {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::budget::{Budget, Purse, Reservation};
 use super::rails::{RailMemory, Refusals};
 use crate::memory::{Owner, Pool, Slot};
+use crate::session::activity::Activity;
 use crate::session::machinery::pack_pool;
 use crate::units::ChunkSize;
 
@@ -40,6 +41,7 @@ pub(crate) struct SessionMemory {
     purse: OnceLock<Arc<Purse>>,
     pub(super) rails: OnceLock<Arc<dyn RailMemory>>,
     pub(super) refusals: Refusals,
+    pub(super) activity: Arc<Activity>,
 }
 
 impl ServingMemory {
@@ -57,11 +59,16 @@ impl ServingMemory {
             ),
         }
     }
+
+    /// Bytes of files that are registered for all sessions beside a window of each, and the bound.
+    pub(crate) fn registered_bytes(&self) -> (u64, u64) {
+        self.budget.held()
+    }
 }
 
 impl SessionMemory {
     /// Of the session with this number, which no other has.
-    pub(crate) fn new(owner: Owner) -> Arc<Self> {
+    pub(crate) fn new(owner: Owner, activity: Arc<Activity>) -> Arc<Self> {
         Arc::new(Self {
             owner,
             own_pack: pack_pool(1),
@@ -69,6 +76,7 @@ impl SessionMemory {
             purse: OnceLock::new(),
             rails: OnceLock::new(),
             refusals: Refusals::default(),
+            activity,
         })
     }
 
@@ -76,6 +84,11 @@ impl SessionMemory {
     pub(crate) fn set_rails(&self, rails: Arc<dyn RailMemory>) {
         // A second call is a defect of ours, and harmless: the first rails stay.
         let _ = self.rails.set(rails);
+    }
+
+    /// Bytes of files that are registered for the session.
+    pub(crate) fn registered_bytes(&self) -> u64 {
+        self.purse.get().map_or(0, |purse| purse.held())
     }
 
     /// What of this end's could not be read over rails.

@@ -4,6 +4,7 @@
 //! peer of a session that had to give way. What is said in a session is not known here.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,10 +22,12 @@ const IDLE_BEFORE_REQUEST: Duration = Duration::from_secs(30);
 const IDLE_AFTER_REQUEST: Duration = Duration::from_secs(600);
 
 /// A session in the table. It has no peer until its client was welcomed.
-pub(super) struct Entered {
+pub(in crate::session) struct Entered {
     pub(super) key: SessionKey,
     origin: Origin,
-    pub(super) peer: Option<Arc<Peer>>,
+    pub(in crate::session) peer: Option<Arc<Peer>>,
+    pub(in crate::session) from: SocketAddr,
+    pub(in crate::session) software: String,
 }
 
 impl Entered {
@@ -63,8 +66,13 @@ pub(super) fn enter(serving: &Serving, id: SessionId, greeted: &Greeted) -> Opti
         key,
         origin,
         peer: None,
+        from: greeted.peer(),
+        software: greeted.hello().software.clone(),
     };
     sessions.insert(id, entered);
+    if let Some(peer) = &evicted {
+        serving.past.add(peer.activity().traffic());
+    }
     drop(sessions);
     if let Some(peer) = evicted {
         let text = "the session was idle and its place was needed; connect again";
@@ -122,7 +130,12 @@ pub(super) struct Leaving<'a> {
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        self.serving.lock().remove(&self.id);
+        let mut sessions = self.serving.lock();
+        // Under the lock: whoever asks for the status finds its bytes in one place or the other.
+        if let Some(peer) = sessions.remove(&self.id).and_then(|entered| entered.peer) {
+            self.serving.past.add(peer.activity().traffic());
+        }
+        drop(sessions);
         self.serving.ended.notify_waiters();
     }
 }

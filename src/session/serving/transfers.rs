@@ -18,7 +18,7 @@ use crate::session::watch::{Ended, Watch, WatchOptions};
 use crate::storage::LastSymlink;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, SourceSpec, WalkOptions};
-use crate::wire::message::{Direction, Open, RemotePath};
+use crate::wire::message::{Direction, Open, RemotePath, Running};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// A transfer whose client lets nothing move for this long is ended; the client's own limit is
@@ -40,6 +40,14 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, open: Open) {
     tracing::info!(
         %session, %transfer, direction, export, path, sources, hash = ?open.hash, "transfer began"
     );
+    let shared = Arc::default();
+    let kind = match &open.direction {
+        Direction::Pull(_) => Running::Pull,
+        Direction::Push { .. } => Running::Push,
+    };
+    let about = format!("{export}/{path}");
+    let activity = seat.peer.activity();
+    let _begun = activity.begin(transfer, kind, about, Arc::clone(&shared));
     // The owner is the client; it cancels by message.
     let (_cancel, cancel) = watch::channel(None);
     let watch = |roots| {
@@ -47,7 +55,7 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, open: Open) {
             transfer,
             roots,
             locations: None,
-            shared: Arc::default(),
+            shared: Arc::clone(&shared),
             events: None,
             cancel: cancel.clone(),
             stall_timeout: STALL_TIMEOUT,
