@@ -80,6 +80,7 @@ pub mod session;
 pub mod storage;
 #[doc(hidden)]
 pub mod sys;
+mod tally;
 #[doc(hidden)]
 pub mod transport;
 #[doc(hidden)]

@@ -41,14 +41,14 @@ pub const BATCH_ENTRIES_MAX: usize = 512;
 pub const TRANSPORTS_MAX: usize = 8;
 /// Largest frame body of a greeting, in bytes: a peer that has not greeted yet costs no more.
 pub const GREETING_BYTES_MAX: usize = 32 << 10;
-/// Bytes that may wait on a control connection to be written. All credits that a peer may give come
-/// to less; a peer that lets more gather asks without reading.
-pub const OUTBOUND_BYTES_MAX: usize = 64 << 20;
+/// Bytes that may wait on a control connection to be written. What is long, pages and listings, is
+/// said only while little waits; a peer that lets more gather asks without reading.
+pub const OUTBOUND_BYTES_MAX: usize = 16 << 20;
 /// Bytes that may wait on every control connection, whatever others let gather.
 pub const OUTBOUND_BYTES_OWN: usize = 256 << 10;
 /// Bytes that may wait on all control connections of the process together, beyond what each has of
 /// its own.
-pub const OUTBOUND_BYTES_PROCESS_MAX: usize = 128 << 20;
+pub const OUTBOUND_BYTES_PROCESS_MAX: usize = 32 << 20;
 /// Most big files that a sender has granted windows of and not yet answered Closed for.
 pub const OPEN_FILES_MAX: usize = 128;
 /// Most ranges in one entry's WANT, and in all entries' of one message.
@@ -92,6 +92,9 @@ pub const LISTING_BYTES_TARGET: usize = 128 << 10;
 /// Names of directories being walked that one walk keeps in memory, in bytes; more are sorted on
 /// disk.
 pub const WALK_NAMES_BYTES_MAX: usize = 16 << 20;
+/// Names of directories that all walks of the process keep in memory, in bytes, before even small
+/// directories are sorted on disk.
+pub const WALK_NAMES_BYTES_PROCESS_MAX: usize = 16 << 20;
 /// Inodes with several links that a walk keeps in memory; more are kept on disk.
 pub const LINKS_IN_MEMORY_MAX: usize = 64 << 10;
 /// Directories that one source holds open.

@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::exposing::lent::Lent;
+use super::exposing::lent::{Lent, ToLend};
 use super::exposing::{LEASE_PATIENCE, MEMORY_PATIENCE};
 use super::machinery::memory_returned;
 use super::peer::{Inbound, Seat};
 use super::serving::Serving;
-use crate::memory::Slot;
 use crate::wire::message::Running;
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -67,12 +66,12 @@ async fn lend(serving: &Serving, seat: &mut Seat, region_bytes: u64) -> Result<L
 }
 
 /// Waits for memory, as windows do.
-async fn slot(serving: &Serving, seat: &mut Seat) -> Result<Slot, Fault> {
+async fn slot(serving: &Serving, seat: &mut Seat) -> Result<ToLend, Fault> {
     let deadline = Instant::now() + MEMORY_PATIENCE;
     loop {
         let returned = memory_returned();
         let memory = Arc::clone(seat.peer.memory());
-        if let Some(slot) = memory.slot_to_lend(&serving.machinery.serving) {
+        if let Some(slot) = memory.slot_to_lend(&serving.machinery.serving)? {
             return Ok(slot);
         }
         tokio::select! {

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::Instant;
 
 use crate::engine::LaneId;
@@ -40,6 +40,9 @@ const QUEUED_WEIGHT_MAX: usize = 8192;
 /// With more than this queued for a peer, its Pings are not answered.
 const PONG_BACKLOG_BYTES_MAX: usize = 1 << 20;
 
+/// Pages that are made at once for one peer, of all its transfers.
+const PAGES_MADE_MAX: usize = 2;
+
 /// What reaches a transfer from its session.
 #[derive(Debug)]
 pub(crate) enum Inbound {
@@ -67,6 +70,7 @@ pub(crate) struct Peer {
     connections: Mutex<Connections>,
     lost: Notify,
     memory: Arc<SessionMemory>,
+    pages: Arc<Semaphore>,
     activity: Arc<Activity>,
     over: watch::Sender<Option<Fault>>,
 }
@@ -172,6 +176,7 @@ impl Peer {
             connections: Mutex::default(),
             lost: Notify::new(),
             memory: SessionMemory::new(id.0, Arc::clone(&activity)),
+            pages: Arc::new(Semaphore::new(PAGES_MADE_MAX)),
             activity,
             over: watch::Sender::new(None),
         })
@@ -264,6 +269,30 @@ impl Peer {
         if self.writer.queued_bytes() < PONG_BACKLOG_BYTES_MAX {
             self.say(TransferId::NONE, Message::StatusPage(page()));
         }
+    }
+
+    /// Waits until the peer has read most of what was said to it.
+    ///
+    /// # Errors
+    /// The session ended meanwhile.
+    pub(crate) async fn has_read(&self) -> Result<(), Fault> {
+        match self.writer.ready().await {
+            Ok(()) => Ok(()),
+            // Its last words may still be on their way, and are the reason.
+            Err(_) => Err(self.closed().await),
+        }
+    }
+
+    /// Waits for the turn to make a page and say it: pages are long, and what a peer does not read
+    /// lies in memory, whatever credit it gives. Kept until the page was said.
+    ///
+    /// # Errors
+    /// The session ended meanwhile.
+    pub(crate) async fn page_turn(&self) -> Result<OwnedSemaphorePermit, Fault> {
+        let turn = Arc::clone(&self.pages).acquire_owned().await;
+        let turn = turn.map_err(|_| ended())?;
+        self.has_read().await?;
+        Ok(turn)
     }
 
     /// Hands a message to its transfer. One to a transfer that has no seat, as it has just ended,

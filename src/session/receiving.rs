@@ -222,9 +222,10 @@ impl Driver {
     /// Adds what has landed since the last call to what the session tells of its bytes.
     fn count_carried(&mut self) {
         let now = self.engine.ledger().carried;
+        // A run that has ended has handed its ledger out, and another, empty one is in its place.
         let more = Carried {
-            tcp: now.tcp - self.counted.tcp,
-            rdma: now.rdma - self.counted.rdma,
+            tcp: now.tcp.saturating_sub(self.counted.tcp),
+            rdma: now.rdma.saturating_sub(self.counted.rdma),
         };
         if more != Carried::default() {
             self.seat.peer.activity().traffic().received(more);

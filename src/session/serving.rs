@@ -10,7 +10,7 @@ mod transfers;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,7 @@ use crate::options::{RdmaConnect, RdmaOptions};
 use crate::server::ServerLimits;
 use crate::storage::Root;
 use crate::storage::error::ShownPath;
+use crate::tally::Tally;
 use crate::wire::level::{LEVEL_BENCH, LEVEL_RAILS, LEVEL_STATUS};
 use crate::wire::message::{RemotePath, TransportOffer};
 use crate::wire::{Fault, FaultCode, Message};
@@ -45,6 +46,10 @@ const OPERATIONS_PER_SESSION_MAX: usize = 4;
 
 /// Pause after the system had no descriptor or memory left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Pause between the end of something large and the return of its memory to the system: what ends
+/// together is returned together, and by then the workers have let go of it.
+const TIDY_AFTER: Duration = Duration::from_secs(1);
 
 /// An export, open.
 pub(crate) struct Exported {
@@ -75,6 +80,8 @@ pub(crate) struct Serving {
     pub(super) past: Traffic,
     /// Told whenever a transfer, an operation or a session ends.
     ended: Notify,
+    /// Memory is about to be returned.
+    tidying: AtomicBool,
 }
 
 impl Serving {
@@ -102,6 +109,7 @@ impl Serving {
             begun: Instant::now(),
             past: Traffic::default(),
             ended: Notify::new(),
+            tidying: AtomicBool::new(false),
         })
     }
 
@@ -167,6 +175,23 @@ impl Serving {
             peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
             peer.close(&fault);
         }
+    }
+
+    /// Returns what is not in use any more to the system, in a moment.
+    fn tidy(self: &Arc<Self>) {
+        if self.tidying.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let serving = Arc::clone(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(TIDY_AFTER).await;
+            serving.tidying.store(false, Ordering::Relaxed);
+            let shared = serving.machinery.serving.clone();
+            serving.machinery.workers.submit(move || {
+                shared.give_back();
+                crate::sys::heap::give_back();
+            });
+        });
     }
 
     fn is_draining(&self) -> bool {
@@ -356,6 +381,7 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     // for them.
     control.writer.close().await;
     drop(left);
+    serving.tidy();
 }
 
 /// What can be spoken of at a session's level.
@@ -380,6 +406,10 @@ async fn read(
     // Made at the first offer: most sessions have none.
     let mut rails: Option<RailSender> = None;
     let operations = Arc::new(Semaphore::new(OPERATIONS_PER_SESSION_MAX));
+    let mut refusals = Refusals {
+        session: peer.id,
+        lines: Tally::default(),
+    };
     loop {
         let envelope = match reader.next().await {
             Ok(Some(envelope)) => envelope,
@@ -440,10 +470,12 @@ async fn read(
             }),
             Message::Bench { region_bytes } if spoken.bench => {
                 begin(serving, peer, transfer).map(|seat| {
-                    run(
-                        serving,
-                        benching::run(Arc::clone(serving), seat, region_bytes),
-                    );
+                    let measured = benching::run(Arc::clone(serving), seat, region_bytes);
+                    let serving_too = Arc::clone(serving);
+                    run(serving, async move {
+                        measured.await;
+                        serving_too.tidy();
+                    });
                 })
             }
             Message::Bench { .. } => Err(Fault::new(
@@ -476,8 +508,33 @@ async fn read(
             }
         };
         if let Err(fault) = began {
-            tracing::info!(session = %peer.id, %transfer, reason = %fault.text, "refused");
+            refusals.tell(transfer, &fault);
             peer.say(transfer, Message::Failed(fault));
+        }
+    }
+}
+
+/// Log lines about what a client began and may not: a request costs it a few bytes, so there is no
+/// line for each.
+struct Refusals {
+    session: SessionId,
+    lines: Tally,
+}
+
+impl Refusals {
+    fn tell(&mut self, transfer: TransferId, fault: &Fault) {
+        if let Some(count) = self.lines.count(Instant::now()) {
+            let reason = &*fault.text;
+            tracing::info!(session = %self.session, %transfer, reason, count, "refused");
+        }
+    }
+}
+
+impl Drop for Refusals {
+    fn drop(&mut self) {
+        let count = self.lines.take();
+        if count > 0 {
+            tracing::info!(session = %self.session, count, "more was refused");
         }
     }
 }
