@@ -604,7 +604,7 @@ fn refused(host: &HostPort, error: ControlError) -> Error {
         }
         _ => None,
     };
-    let kind = ErrorKind::of_fault(error.to_fault().code);
+    let kind = ErrorKind::of_fault(error.to_fault().class());
     let message = match &error {
         ControlError::Lookup { .. }
         | ControlError::Connect { .. }
