@@ -280,13 +280,13 @@ impl Output {
     }
 
     /// An entry of a listing under the name `path`.
-    pub(crate) fn entry(&mut self, path: &[u8], listed: &Listed, long: bool) {
+    pub(crate) fn entry(&mut self, name: &[u8], path: &[u8], listed: &Listed, long: bool) {
         match &mut self.voice {
             Voice::Human(_) => {
                 let line = if long {
-                    listing::long(path, listed)
+                    listing::long(name, listed)
                 } else {
-                    listing::short(path)
+                    listing::short(name)
                 };
                 self.io.stdout.write(line.as_bytes());
                 self.io.stdout.write(b"\n");
