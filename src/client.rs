@@ -19,7 +19,7 @@ use std::time::Duration;
 pub use bench::{Bench, BenchReport};
 pub use identity::Identity;
 pub use local::sum_local;
-pub use operations::Ping;
+pub use operations::{Ping, Status};
 pub use remote_file::{HeldRegion, RegisteredBuffer, RemoteFile};
 pub use transfer::{Canceller, Transfer};
 pub use transport::TransportReport;
@@ -173,6 +173,14 @@ impl Client {
     /// That the server can't be reached any more or does not answer in time.
     pub async fn ping(&self) -> Result<Ping, Error> {
         operations::ping(&self.session).await
+    }
+
+    /// Asks what the server does: its sessions, what runs in them, memory and counters.
+    ///
+    /// # Errors
+    /// That the server can't be reached any more, does not answer in time, or is of an older release.
+    pub async fn status(&self) -> Result<Status, Error> {
+        operations::status(&self.session).await
     }
 
     /// Measures what the session's data connections bring from the server's memory to this end's,

@@ -194,6 +194,6 @@ impl StdError for Error {
 
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
-        Self::new(ErrorKind::of_fault(fault.code), fault.text)
+        Self::new(ErrorKind::of_fault(fault.class()), fault.text)
     }
 }

@@ -80,6 +80,7 @@ pub mod session;
 pub mod storage;
 #[doc(hidden)]
 pub mod sys;
+mod tally;
 #[doc(hidden)]
 pub mod transport;
 #[doc(hidden)]
@@ -91,7 +92,7 @@ pub mod workers;
 
 pub use client::{
     Bench, BenchReport, Canceller, Client, HeldRegion, Ping, PullSource, RegisteredBuffer,
-    RemoteFile, Transfer, TransportReport, sum_local,
+    RemoteFile, Status, Transfer, TransportReport, sum_local,
 };
 pub use error::{Error, ErrorKind};
 pub use ids::TransferId;

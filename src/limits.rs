@@ -41,14 +41,14 @@ pub const BATCH_ENTRIES_MAX: usize = 512;
 pub const TRANSPORTS_MAX: usize = 8;
 /// Largest frame body of a greeting, in bytes: a peer that has not greeted yet costs no more.
 pub const GREETING_BYTES_MAX: usize = 32 << 10;
-/// Bytes that may wait on a control connection to be written. All credits that a peer may give come
-/// to less; a peer that lets more gather asks without reading.
-pub const OUTBOUND_BYTES_MAX: usize = 64 << 20;
+/// Bytes that may wait on a control connection to be written. What is long, pages and listings, is
+/// said only while little waits; a peer that lets more gather asks without reading.
+pub const OUTBOUND_BYTES_MAX: usize = 16 << 20;
 /// Bytes that may wait on every control connection, whatever others let gather.
 pub const OUTBOUND_BYTES_OWN: usize = 256 << 10;
 /// Bytes that may wait on all control connections of the process together, beyond what each has of
 /// its own.
-pub const OUTBOUND_BYTES_PROCESS_MAX: usize = 128 << 20;
+pub const OUTBOUND_BYTES_PROCESS_MAX: usize = 32 << 20;
 /// Most big files that a sender has granted windows of and not yet answered Closed for.
 pub const OPEN_FILES_MAX: usize = 128;
 /// Most ranges in one entry's WANT, and in all entries' of one message.
@@ -58,6 +58,12 @@ pub const EARLY_DIGESTS_MAX: usize = 4 * DIGESTS_MAX;
 /// Most rails of a session, and so keys of a grant. Rail 0 is tcp; the others are pairs of RDMA
 /// ports.
 pub const RAILS_MAX: usize = 16;
+/// Most sessions in one page of a server's status.
+pub const STATUS_SESSIONS_MAX: usize = 16;
+/// Most transfers and operations that are told of one session.
+pub const STATUS_TRANSFERS_MAX: usize = 16;
+/// Most ways of exposing memory that are told of one session.
+pub const STATUS_WAYS_MAX: usize = 8;
 /// Most kinds of remarks in one message.
 pub const REMARKS_MAX: usize = 16;
 /// Most entries that one remark names, and that are kept of one kind.
@@ -86,6 +92,9 @@ pub const LISTING_BYTES_TARGET: usize = 128 << 10;
 /// Names of directories being walked that one walk keeps in memory, in bytes; more are sorted on
 /// disk.
 pub const WALK_NAMES_BYTES_MAX: usize = 16 << 20;
+/// Names of directories that all walks of the process keep in memory, in bytes, before even small
+/// directories are sorted on disk.
+pub const WALK_NAMES_BYTES_PROCESS_MAX: usize = 16 << 20;
 /// Inodes with several links that a walk keeps in memory; more are kept on disk.
 pub const LINKS_IN_MEMORY_MAX: usize = 64 << 10;
 /// Directories that one source holds open.
@@ -117,3 +126,11 @@ const _: () = assert!(
         < FRAME_BYTES_MAX
 );
 const _: () = assert!(RAILS_MAX <= RAIL_PORTS_MAX + 1);
+// A page of status: of each session two texts, its rails, ways and transfers.
+const _: () = assert!(
+    STATUS_SESSIONS_MAX
+        * ((2 + RAILS_MAX + 2 * STATUS_WAYS_MAX + STATUS_TRANSFERS_MAX) * (TEXT_BYTES_MAX + 64)
+            + 128)
+        + TRANSPORTS_MAX * (TEXT_BYTES_MAX + 32)
+        < FRAME_BYTES_MAX
+);

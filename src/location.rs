@@ -1,6 +1,6 @@
 //! Where a thing is that a message is about: on which side, and its path as its user would write it.
 //!
-//! In: what was named at the start of a transfer, and the names below it. Out: `/home/me/run/f` or
+//! In: what was named at the start of a transfer, and the names below it. Out: `/srv/run/f` or
 //! `host:/export/run/f`. Nothing here opens, resolves or asks; what a destination turns out to be is
 //! told by whoever looked.
 

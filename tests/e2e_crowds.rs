@@ -7,13 +7,14 @@ mod hostile;
 use std::fs;
 use std::io::Read;
 use std::net::{IpAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use common::holdings::{Holdings, assert_serves};
 use common::tree::{self, Carried, assert_same};
 use common::{Daemon, World};
 use hostile::make::{credit, list, pull};
 use hostile::{Heard, Hostile};
+use rdcp::wire::level::LEVEL_BENCH;
 use rdcp::wire::{FaultCode, Message};
 use rdcp::{Fault, TransferId};
 
@@ -302,6 +303,161 @@ fn many_transfers_share_few_descriptors() {
         };
         let copied = world.path(format!("{side}/copy{number}/tree"));
         assert_same(&world.path(from), &copied, Carried::Plain);
+    }
+    daemon.assert_alive();
+}
+
+/// The most that a daemon has resident while it is looked at, in KiB beyond what it had.
+fn peak_kib(daemon: &Daemon, before: &Holdings, looks: Duration) -> u64 {
+    let until = Instant::now() + looks;
+    let mut most = 0;
+    while Instant::now() < until {
+        most = most.max(daemon.anonymous_kib());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    most.saturating_sub(before.anonymous_kib)
+}
+
+/// Waits until a daemon has given back all but so much of what it had beyond its first transfers.
+#[track_caller]
+fn assert_given_back(daemon: &Daemon, before: &Holdings, kib: u64) {
+    common::wait_for("memory is given back", || {
+        (daemon.anonymous_kib() <= before.anonymous_kib + kib).then_some(())
+    });
+}
+
+#[test]
+fn listings_that_nobody_reads_cost_little_memory() {
+    const SESSIONS: usize = 20;
+    let world = World::new();
+    let mut daemon = world.serve();
+    let names = world.make("export/names");
+    for number in 0..6_000 {
+        fs::write(names.join(format!("{number:0250}")), "").unwrap();
+    }
+    let before = Holdings::after_warming_up(&world, &daemon);
+    // Listings of megabytes, with all the credit that there is.
+    let mut peers: Vec<_> = (0..SESSIONS)
+        .map(|_| Hostile::connect(daemon.address()))
+        .collect();
+    for peer in &mut peers {
+        for _ in 0..32 {
+            let id = TransferId::random();
+            peer.say(id, list("names"));
+            peer.say(id, credit(u32::MAX, u64::MAX));
+            peer.say(id, credit(u32::MAX, u64::MAX));
+        }
+    }
+    let peak = peak_kib(&daemon, &before, Duration::from_secs(5));
+    assert_serves(&world, &daemon);
+    world.rdcp("ls").arg(daemon.url("data")).run().ok();
+    // A few batches of each, and the names of the directories that are being listed.
+    assert!(peak < 64 << 10, "{peak} KiB for {SESSIONS} sessions");
+    drop(peers);
+    assert_given_back(&daemon, &before, 16 << 10);
+    daemon.assert_alive();
+}
+
+#[test]
+fn memory_to_measure_with_is_shared_and_comes_back() {
+    let world = World::new();
+    let mut daemon = world.serve();
+    let before = Holdings::after_warming_up(&world, &daemon);
+    let mut peer = Hostile::connect_at(daemon.address(), LEVEL_BENCH);
+    let asked = 40;
+    for _ in 0..asked {
+        let region_bytes = u64::MAX;
+        peer.say(TransferId::random(), Message::Bench { region_bytes });
+    }
+    let (mut granted, mut busy) = (0, 0);
+    while granted + busy < asked {
+        peer.expect("an answer", |_, message| match message {
+            Message::Grant(_) => {
+                granted += 1;
+                Some(())
+            }
+            Message::Failed(fault) => {
+                assert_eq!(fault.code, FaultCode::Busy, "{fault:?}");
+                busy += 1;
+                Some(())
+            }
+            _ => None,
+        });
+    }
+    assert!((1..=4).contains(&granted), "{granted} of {asked}");
+    // Others measure meanwhile.
+    let words = ["--transport", "tcp", "--time", "0.2s"];
+    world
+        .rdcp("bench")
+        .args(words)
+        .arg(format!("rdcp://{}", daemon.address()))
+        .run()
+        .ok();
+    drop(peer);
+    assert_given_back(&daemon, &before, 8 << 10);
+    daemon.assert_alive();
+}
+
+#[test]
+fn refusals_do_not_fill_the_log() {
+    let world = World::new();
+    let mut daemon = world.serve();
+    let mut peer = Hostile::connect(daemon.address());
+    for _ in 0..20 {
+        for _ in 0..250 {
+            // Not to be had at this level.
+            let region_bytes = 1;
+            peer.say(TransferId::random(), Message::Bench { region_bytes });
+        }
+        assert!(peer.is_answered());
+    }
+    drop(peer);
+    common::wait_for("the session ends", || {
+        daemon.log().contains("session ended").then_some(())
+    });
+    let log = daemon.log();
+    let lines: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("refused"))
+        .collect();
+    assert!((1..20).contains(&lines.len()), "{} lines", lines.len());
+    let count = |line: &&str| {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        line["count"].as_u64().unwrap()
+    };
+    assert_eq!(lines.iter().map(count).sum::<u64>(), 5000, "{lines:?}");
+    daemon.assert_alive();
+}
+
+#[test]
+fn runs_into_one_new_tree_do_not_fail_each_other() {
+    let world = World::new();
+    let mut daemon = world.serve();
+    // What changed a moment ago would be copied again, and not be looked at.
+    let long_ago = SystemTime::now() - Duration::from_secs(3600);
+    for number in 0..400 {
+        let path = world.write(format!("export/tree/{}/{number}", number % 3), "content");
+        let file = fs::File::options().write(true).open(path).unwrap();
+        file.set_modified(long_ago).unwrap();
+    }
+    for round in 0..3 {
+        let to = format!("round{round}/");
+        let pulls: Vec<_> = (0..6)
+            .map(|_| {
+                let words = [
+                    "-a".into(),
+                    "--mkpath".into(),
+                    daemon.url("data/tree"),
+                    to.clone().into(),
+                ];
+                world.rdcp("pull").args(words).start()
+            })
+            .collect();
+        for pull in pulls {
+            pull.wait().ok();
+        }
+        let copied = world.path(format!("local/{to}tree"));
+        assert_same(&world.path("export/tree"), &copied, Carried::Plain);
     }
     daemon.assert_alive();
 }

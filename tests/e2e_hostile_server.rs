@@ -13,9 +13,9 @@ use hostile::server::HostileServer;
 use rdcp::ids::{EntryId, RemoteKey};
 use rdcp::limits::PAGES_CREDIT_DEFAULT;
 use rdcp::manifest::{EntryKind, Item, Place};
-use rdcp::units::ByteRange;
+use rdcp::units::{ByteRange, Timestamp};
 use rdcp::wire::Message;
-use rdcp::wire::message::{ChunkDigest, Grant};
+use rdcp::wire::message::{ChunkDigest, Grant, Listed, ListedKind};
 use rdcp::{
     ChunkSize, Client, ClientOptions, Error, ErrorKind, Fault, FaultCode, RemoteFile, TransferId,
     UnknownHost,
@@ -342,6 +342,14 @@ fn servers_that_stop_or_talk_out_of_turn_are_left() {
             );
         }),
         ("noise", 3, |peer, _| peer.write(&[0xff; 3000])),
+        ("cancelled", 14, |peer, id| {
+            let fault = Fault::new(FaultCode::Cancelled, "no more of this");
+            peer.say(id, Message::Failed(fault));
+        }),
+        ("a goodbye", 14, |peer, _| {
+            let fault = Fault::new(FaultCode::Cancelled, "no more of this");
+            peer.say(TransferId::NONE, Message::Goodbye(fault));
+        }),
         ("busy", 14, |peer, id| {
             let text = "busy\u{1b}[2J\r\nrdcp: all is well";
             peer.say(id, Message::Failed(Fault::new(FaultCode::Busy, text)));
@@ -350,6 +358,14 @@ fn servers_that_stop_or_talk_out_of_turn_are_left() {
     for &(what, status, script) in cases {
         let done = pull_of_one_file(&world, LEN, script);
         assert_eq!(done.status, status, "{what}: {}", done.stderr);
+        // What the server said is said to be from there.
+        if status == 14 {
+            assert!(
+                done.stderr.contains("127.0.0.1:"),
+                "{what}: {}",
+                done.stderr
+            );
+        }
         assert!(!done.stderr.contains('\u{1b}'), "{what}: {:?}", done.stderr);
         assert!(
             !done.stderr.contains("\nrdcp: all is well"),
@@ -493,4 +509,60 @@ async fn reads_of_an_open_file_are_proved_or_fail() {
     .await;
     let error = read(&file).await.expect_err("another version");
     assert_eq!(error.kind(), ErrorKind::SourceChanged, "{error}");
+}
+
+#[test]
+fn a_server_of_an_older_level_is_not_asked_for_its_status() {
+    let world = World::new();
+    let server = HostileServer::start(content(), |peer| {
+        // Whatever it hears beyond its level it would take for a breach.
+        while let hostile::Heard::Said(_, message) = peer.hear(Duration::from_secs(30)) {
+            assert!(!matches!(message, Message::StatusQuery(_)));
+        }
+    });
+    let host = format!("rdcp://{}", server.address());
+    let done = world.rdcp("status").arg(host).run().expect(3);
+    done.says("speaks level 1, and its status can be asked for from level 3 on")
+        .says("hint: install a newer rdcpd there");
+}
+
+#[test]
+fn lines_about_what_was_not_asked_for_are_not_shown() {
+    let world = World::new();
+    let paths: &[&[u8]] = &[
+        b"../../x",
+        b"/etc/passwd",
+        b"a/../../x",
+        b".",
+        b"a//b",
+        b"a/",
+    ];
+    for &path in paths {
+        let server = HostileServer::start(Vec::new(), move |peer| {
+            let id = peer.expect("a request", |id, message| {
+                matches!(message, Message::Operate(_)).then_some(id)
+            });
+            let line = Listed {
+                path: path.to_vec(),
+                kind: ListedKind::File,
+                len: 1,
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                mtime: Timestamp::default(),
+                digest: Some([1; 32]),
+                fault: None,
+            };
+            peer.say(id, Message::Listing(vec![line]));
+            peer.say(id, Message::Done);
+        });
+        let url = common::daemon::url(server.address(), "data/d");
+        for command in ["ls", "sum"] {
+            let done = world.rdcp(command).arg("-r").arg(&url).run();
+            let done = done.expect(3).says("was not asked for").says("127.0.0.1:");
+            assert!(done.stdout.is_empty(), "{:?}", done.stdout);
+        }
+        // Of one thing nothing has a path.
+        world.rdcp("stat").arg(&url).run().expect(3);
+    }
 }

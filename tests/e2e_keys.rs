@@ -75,6 +75,10 @@ fn who_proves_a_listed_key_is_let_in_and_nobody_else() {
     let words = || [daemon.url("data/file"), ".".into()];
     with(&world, "known", "pull").args(words()).run().ok();
     assert_eq!(world.read("local/file"), b"content");
+    with(&world, "known", "status")
+        .arg(daemon.address().to_string())
+        .run()
+        .ok();
     with(&world, "stranger", "pull")
         .args(words())
         .run()
@@ -188,6 +192,12 @@ fn a_line_says_which_exports_and_what_may_be_done() {
     assert_eq!(world.read("export/file"), b"content");
     run("maker", "mkdir", &[daemon.url("data/dir")]).ok();
     run("maker", "pull", &[file.clone(), "x".into()]).expect(4);
+
+    // Whom else the server has is for keys without limits.
+    let host: OsString = daemon.address().to_string().into();
+    run("reader", "status", &[host])
+        .expect(4)
+        .says("every right");
 
     run("remover", "ls", std::slice::from_ref(&file)).expect(4);
     run("remover", "rm", std::slice::from_ref(&new)).ok();

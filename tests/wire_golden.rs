@@ -6,10 +6,11 @@ use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Versio
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
     Carried, ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, Invitation,
-    LinkLayer, Listed, ListedKind, ManifestPage, Open, Operation, Outcome, Overwrite, PathMtu,
-    Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial, RailEnd,
-    RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark, RemarkKind,
-    RemotePath, RootName, TransportOffer, Wanted, Welcome,
+    LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome, Overwrite,
+    PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial,
+    RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark,
+    RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
+    TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
 };
 use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
 
@@ -78,6 +79,38 @@ golden! {
         link: RailLink { attempt: 3, rail: 1, queue_pair: 0 },
         reason: "retries ran out".into(),
     };
+    status_query: Message::StatusQuery(StatusQuery { number: 2, after: 0x11 });
+    status_page: Message::StatusPage(StatusPage {
+        number: 2,
+        up_s: 60,
+        sessions: 3,
+        registered_bytes: 0x0100_0000,
+        registered_bytes_max: 0x4000_0000,
+        moved: vec![Moved { transport: "tcp".into(), sent_bytes: 5, received_bytes: 6 }],
+        listed: vec![SessionStatus {
+            id: 0x12,
+            own: true,
+            from: "[::1]:9".into(),
+            software: "rdcp".into(),
+            up_s: 7,
+            registered_bytes: 8,
+            tcp_connections: 2,
+            rails: vec!["a".into()],
+            ways: vec![WayStatus { way: "odp".into(), windows: 9, reason: "ok".into() }],
+            transfers: vec![TransferStatus {
+                transfer: TransferId([0xee; 16]),
+                kind: Running::Push,
+                about: "d/x".into(),
+                up_s: 10,
+                files_seen: 11,
+                files_done: 12,
+                bytes_seen: 13,
+                bytes_done: 14,
+            }],
+            transfers_more: 15,
+        }],
+        last: false,
+    });
     rail_memory: Message::RailMemory { reason: "no memory".into() };
     goodbye: Message::Goodbye(Fault::new(FaultCode::Busy, "drängt"));
     open_pull: Message::Open(Open {
@@ -183,6 +216,8 @@ fn check(bytes: &[u8], message: Message) {
         | Message::RailReady(_)
         | Message::RailProof { .. }
         | Message::RailDown { .. }
+        | Message::StatusQuery(_)
+        | Message::StatusPage(_)
         | Message::RailMemory { .. } => TransferId::NONE,
         _ => TransferId(std::array::from_fn(|at| 0xa0 + u8::try_from(at).unwrap())),
     };

@@ -9,10 +9,11 @@ use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Versio
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
     Carried, ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, Invitation,
-    LinkLayer, Listed, ListedKind, ManifestPage, Open, Operation, Outcome, Overwrite, PathMtu,
-    Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial, RailEnd,
-    RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark, RemarkKind,
-    RemotePath, RootName, TransportOffer, Wanted, Welcome,
+    LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome, Overwrite,
+    PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial,
+    RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark,
+    RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
+    TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
 };
 use rdcp::wire::{
     Decoder, Envelope, FRAME_HEADER_BYTES, Fault, FaultCode, Message, WireError, encode,
@@ -266,8 +267,86 @@ fn of_rails() -> impl Strategy<Value = Message> {
         }),
         (link(), any::<[u8; 32]>()).prop_map(|(link, read)| Message::RailProof { link, read }),
         (link(), text()).prop_map(|(link, reason)| Message::RailDown { link, reason }),
+        status_page().prop_map(Message::StatusPage),
+        (any::<u32>(), any::<u64>())
+            .prop_map(|(number, after)| Message::StatusQuery(StatusQuery { number, after })),
         text().prop_map(|reason| Message::RailMemory { reason }),
     ]
+}
+
+fn status_page() -> impl Strategy<Value = StatusPage> {
+    let moved =
+        (text(), any::<u64>(), any::<u64>()).prop_map(|(transport, sent, received)| Moved {
+            transport,
+            sent_bytes: sent,
+            received_bytes: received,
+        });
+    let kind = prop_oneof![
+        Just(Running::Pull),
+        Just(Running::Push),
+        Just(Running::Operation)
+    ];
+    let numbers = || any::<[u64; 5]>();
+    let running = (any::<[u8; 16]>(), kind, text(), numbers()).prop_map(
+        |(id, kind, about, [up_s, files_seen, files_done, bytes_seen, bytes_done])| {
+            TransferStatus {
+                transfer: TransferId(id),
+                kind,
+                about,
+                up_s,
+                files_seen,
+                files_done,
+                bytes_seen,
+                bytes_done,
+            }
+        },
+    );
+    let way = (text(), any::<u64>(), text()).prop_map(|(way, windows, reason)| WayStatus {
+        way,
+        windows,
+        reason,
+    });
+    let head = (any::<u64>(), any::<bool>(), text(), text(), numbers());
+    let lists = (vec(text(), 0..=16), vec(way, 0..=8), vec(running, 0..=16));
+    let session = (head, lists, any::<u16>()).prop_map(
+        |((id, own, from, software, [up_s, registered_bytes, ..]), lists, tcp_connections)| {
+            let (rails, ways, transfers) = lists;
+            SessionStatus {
+                id,
+                own,
+                from,
+                software,
+                up_s,
+                registered_bytes,
+                tcp_connections,
+                rails,
+                ways,
+                transfers,
+                transfers_more: 7,
+            }
+        },
+    );
+    let numbers = (any::<u32>(), any::<u32>(), numbers());
+    (
+        numbers,
+        vec(moved, 0..=8),
+        vec(session, 0..=3),
+        any::<bool>(),
+    )
+        .prop_map(
+            |((number, sessions, [up_s, registered_bytes, most, ..]), moved, listed, last)| {
+                StatusPage {
+                    number,
+                    up_s,
+                    sessions,
+                    registered_bytes,
+                    registered_bytes_max: most,
+                    moved,
+                    listed,
+                    last,
+                }
+            },
+        )
 }
 
 fn rail_port(gids: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = RailPort> {

@@ -185,7 +185,7 @@ impl Ending {
     /// An entry failed: tells it.
     pub(crate) fn entry_failed(&mut self, output: &mut Output, at: &Location, fault: &Fault) {
         output.entry_failed(at, fault);
-        self.failed(ErrorKind::of_fault(fault.code));
+        self.failed(ErrorKind::of_fault(fault.class()));
     }
 
     /// One kind of failure gives its own status.

@@ -68,6 +68,12 @@ pub(crate) enum Job {
         count: u16,
         connection: ConnectionArgs,
     },
+    /// Show what a server does.
+    Status {
+        host: String,
+        port: u16,
+        connection: ConnectionArgs,
+    },
     /// Measure transports.
     Bench(Box<BenchJob>),
     /// Find out what keeps this machine from RDMA.
@@ -218,6 +224,14 @@ impl Job {
                     connection: args.connection,
                 }
             }
+            Command::Status(args) => {
+                let (host, port) = Remote::parse_server(&args.host)?;
+                Self::Status {
+                    host,
+                    port,
+                    connection: args.connection,
+                }
+            }
             Command::Bench(args) => {
                 let (host, port) = Remote::parse_server(&args.host)?;
                 Self::Bench(Box::new(BenchJob {
@@ -258,6 +272,7 @@ pub(crate) fn json_of(command: &Command) -> Option<JsonTo> {
         Command::Sum(args) => (args.output.json, false),
         Command::Verify(args) => (args.output.json, false),
         Command::Ping(args) => (args.output.json, false),
+        Command::Status(args) => (args.output.json, false),
         Command::Bench(args) => (args.output.json, false),
         Command::Doctor(args) => (args.json, false),
         Command::Rm(args) => (args.output.json, false),

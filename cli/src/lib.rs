@@ -192,6 +192,7 @@ mod tests {
             "ls",
             "man nothing",
             "ping a/b",
+            "status a/b",
         ] {
             let (status, out, err) = run(line);
             assert_eq!((status, out.as_str()), (2, ""), "{line}");

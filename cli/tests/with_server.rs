@@ -388,3 +388,86 @@ fn a_measurement_tells_each_transport_or_why_it_is_not_there() {
     // What is asked for by name is there or an error.
     world.fails("bench --transport local @", 10);
 }
+
+#[test]
+fn one_thing_is_named_in_json_as_it_was_asked_for() {
+    let world = World::new();
+    write(&world.export("a/same"), b"1");
+    write(&world.export("b/same"), b"22");
+    for command in ["stat", "ls"] {
+        let (status, lines) = world.json(&format!("{command} --json @/data/a/same @/data/b/same"));
+        assert_eq!(status, 0);
+        let url = |path: &str| Value::from(format!("rdcp://{}/{path}", world.address));
+        let paths: Vec<_> = lines
+            .iter()
+            .filter(|line| !line["path"].is_null())
+            .map(|line| line["path"].clone())
+            .collect();
+        assert_eq!(paths, [url("data/a/same"), url("data/b/same")], "{command}");
+    }
+    let (_, lines) = world.json("ls --json @/data/a");
+    assert_eq!(
+        lines[0]["path"], "same",
+        "what lies in a directory has its name"
+    );
+}
+
+#[test]
+fn a_file_on_standard_output_has_its_bytes_by_transport() {
+    let world = World::new();
+    let content = noise(3_000_000);
+    write(&world.export("file"), &content);
+    let output = world.command("pull --json @/data/file -").output().unwrap();
+    assert!(output.status.success() && output.stdout == content);
+    let text = String::from_utf8(output.stderr).unwrap();
+    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let by = &last["bytes_by_transport"];
+    assert_eq!(
+        (&by["tcp"], &by["rdma"]),
+        (&3_000_000.into(), &0.into()),
+        "{last}"
+    );
+}
+
+#[test]
+fn a_fifo_can_not_be_compared() {
+    let world = World::new();
+    fs::create_dir(world.export("directory")).unwrap();
+    let made = Command::new("mkfifo").arg(world.here("fifo")).status();
+    assert!(made.unwrap().success());
+    let told = world.fails("verify fifo @/data/directory", 5);
+    assert!(told.contains("neither a file nor a directory"), "{told}");
+    assert!(!told.contains("-r"), "{told}");
+}
+
+#[test]
+fn a_measurement_of_all_transports_says_so() {
+    let world = World::new();
+    let (status, lines) = world.json("bench --json --time 0.1s @");
+    assert_eq!(status, 0);
+    let tcp = lines
+        .iter()
+        .find(|line| line["transport"] == "tcp")
+        .unwrap();
+    assert_eq!(
+        tcp["reason"], "each transport is measured by itself",
+        "{tcp}"
+    );
+    let (_, lines) = world.json("bench --json --time 0.1s --transport tcp @");
+    assert_eq!(lines[0]["reason"], "tcp was asked for", "{}", lines[0]);
+}
+
+#[test]
+fn accepted_keys_need_not_be_kept() {
+    let world = World::new();
+    for _ in 0..2 {
+        let output = Command::new(env!("CARGO_BIN_EXE_rdcp"))
+            .args(["ls", "--accept-new", "--known-hosts", "/dev/null"])
+            .arg(format!("rdcp://{}/", world.address))
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(output.stdout, b"data\n");
+    }
+}

@@ -267,6 +267,13 @@ fn join_listen(
         let what = "no address to listen on: write listen = [\"127.0.0.1:20471\"], or leave it out";
         problems.add(&listen.source, what);
     }
+    // Port 0 is another one each time.
+    let again =
+        |(at, addr): &(usize, &SocketAddr)| addr.port() != 0 && listen.value[..*at].contains(addr);
+    if let Some((_, twice)) = listen.value.iter().enumerate().find(again) {
+        let what = format!("{twice} is there twice: write each address once");
+        problems.add(&listen.source, what);
+    }
     if let Some(open) = listen.value.iter().find(|addr| !addr.ip().is_loopback())
         && !auth_is_said
     {
@@ -526,6 +533,11 @@ mod tests {
     fn nothing_to_serve_is_an_error() {
         assert!(join(&[], "").unwrap_err()[0].contains("--export NAME=PATH"));
         assert!(join(&[], "listen = []").unwrap_err()[0].contains("no address to listen on"));
+        let twice = format!("listen = [\"127.0.0.1:5\", \"[::1]:5\", \"127.0.0.1:5\"]\n{EXPORT}");
+        let told = join(&[], &twice).unwrap_err();
+        assert!(told[0].contains("127.0.0.1:5 is there twice"), "{told:?}");
+        let any = format!("listen = [\"127.0.0.1:0\", \"127.0.0.1:0\"]\n{EXPORT}");
+        assert!(join(&[], &any).is_ok());
     }
 
     #[test]

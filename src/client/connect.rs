@@ -26,7 +26,8 @@ use crate::session::pulse::Pulse;
 use crate::session::rails::client::{Own, Wish};
 use crate::session::rails::talk::RailSender;
 use crate::transport::rdma;
-use crate::wire::message::{Carried, Welcome};
+use crate::wire::level::LEVEL_STATUS;
+use crate::wire::message::{Carried, StatusPage, StatusQuery, Welcome};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
 
@@ -53,10 +54,37 @@ pub(super) struct Session {
     rdma: RdmaOptions,
     /// The way to whoever makes rails, once they were asked for.
     rails: RailsHeard,
+    /// The question about the server's status that waits for its answer.
+    asked: Arc<Mutex<Asked>>,
+    asking: AsyncMutex<()>,
     /// What came of that.
     tried: OnceLock<Tried>,
     /// The way to wish for queue pairs of one's own, once there may be rails.
     wishes: OnceLock<mpsc::Sender<Wish<rdma::Connection>>>,
+}
+
+/// A question about the server's status.
+#[derive(Default)]
+struct Asked {
+    /// The last question's number.
+    number: u32,
+    waiting: Option<oneshot::Sender<StatusPage>>,
+}
+
+impl Asked {
+    /// An answer came. `false`: to no question of ours.
+    fn answered(&mut self, page: StatusPage) -> bool {
+        let number = page.number;
+        if number == self.number
+            && let Some(waiting) = self.waiting.take()
+        {
+            // Whoever asked may have given up.
+            let _ = waiting.send(page);
+            return true;
+        }
+        // Late answers to earlier questions.
+        number < self.number
+    }
 }
 
 /// Empty before rails are asked for, and once the session is over.
@@ -125,10 +153,12 @@ impl Session {
             "connected"
         );
         let rails = RailsHeard::default();
+        let asked = Arc::new(Mutex::new(Asked::default()));
         let reading = tokio::spawn(read(
             host.clone(),
             control.reader,
             Arc::clone(&rails),
+            Arc::clone(&asked),
             Arc::clone(&peer),
             control.writer.clone(),
             Arc::clone(&pulse),
@@ -153,6 +183,8 @@ impl Session {
             transport: options.transport,
             rdma: options.rdma,
             rails,
+            asked,
+            asking: AsyncMutex::new(()),
             tried: OnceLock::new(),
             wishes: OnceLock::new(),
         }))
@@ -330,6 +362,43 @@ impl Session {
         self.standing().report(carried)
     }
 
+    /// A page of the server's status: sessions above this number.
+    pub(super) async fn status(&self, after: u64, deadline: Duration) -> Result<StatusPage, Error> {
+        let level = self.welcome.level;
+        if level < LEVEL_STATUS {
+            let message = format!(
+                "{}: {} there speaks level {level}, and its status can be asked for from level \
+                 {LEVEL_STATUS} on",
+                self.host, self.welcome.software
+            );
+            let hint = "install a newer rdcpd there; 'rdcp ping' works with this one";
+            return Err(Error::new(ErrorKind::Unreachable, message).with_hint(hint));
+        }
+        let _one = self.asking.lock().await;
+        let (answer, answered) = oneshot::channel();
+        let number = {
+            let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+            asked.number += 1;
+            asked.waiting = Some(answer);
+            asked.number
+        };
+        let query = StatusQuery { number, after };
+        self.peer.say(TransferId::NONE, Message::StatusQuery(query));
+        let answered = async {
+            tokio::select! {
+                page = answered => page.map_err(|_| out_of_turn()),
+                fault = self.peer.closed() => Err(fault),
+            }
+        };
+        match tokio::time::timeout(deadline, answered).await {
+            Ok(result) => result.map_err(Error::from),
+            Err(_) => {
+                let message = format!("{}: the server does not answer", self.host);
+                Err(Error::new(ErrorKind::TimedOut, message))
+            }
+        }
+    }
+
     /// Asks the server for a sign of life.
     pub(super) async fn ping(&self, deadline: Duration) -> Result<(), Error> {
         let answered = self.pulse.ask(&self.peer);
@@ -404,6 +473,7 @@ async fn read(
     host: HostPort,
     mut reader: TlsReader,
     rails: RailsHeard,
+    asked: Arc<Mutex<Asked>>,
     peer: Arc<Peer>,
     writer: ControlWriter,
     pulse: Arc<Pulse>,
@@ -432,6 +502,12 @@ async fn read(
                 Message::Ping { nonce } => peer.pong(nonce),
                 Message::Pong { nonce } => pulse.answered(nonce),
                 Message::Goodbye(fault) => break fault,
+                Message::StatusPage(page) => {
+                    let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+                    if !asked.answered(page) {
+                        break out_of_turn();
+                    }
+                }
                 message @ (Message::RailAnswer(_)
                 | Message::RailReady(_)
                 | Message::RailProof { .. }
@@ -527,7 +603,7 @@ fn refused(host: &HostPort, error: ControlError) -> Error {
         }
         _ => None,
     };
-    let kind = ErrorKind::of_fault(error.to_fault().code);
+    let kind = ErrorKind::of_fault(error.to_fault().class());
     let message = match &error {
         ControlError::Lookup { .. }
         | ControlError::Connect { .. }

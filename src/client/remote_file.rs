@@ -10,7 +10,7 @@ mod held;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -29,7 +29,7 @@ use crate::session::exposing::RENEWAL_PAUSE;
 use crate::session::peer::{Inbound, Seat};
 use crate::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
 use crate::wire::message::{
-    Direction, Grant, GrantPart, HashKind, ManifestPage, Open, RemotePath, Wanted,
+    Carried, Direction, Grant, GrantPart, HashKind, ManifestPage, Open, RemotePath, Wanted,
 };
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -54,6 +54,7 @@ pub struct RemoteFile {
     len: u64,
     requests: mpsc::Sender<Request>,
     path: RemotePath,
+    carried: Arc<Mutex<Carried>>,
     /// The file's task keeps it.
     session: Weak<Session>,
 }
@@ -86,6 +87,12 @@ impl RemoteFile {
     /// Whether it was empty when it was opened.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The bytes that came for its reads so far, by the way they came; those that were read again for
+    /// repair count again.
+    pub fn carried(&self) -> Carried {
+        *self.carried.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Fills `buffer` from byte `offset` of the file on, and tells how many bytes there were: less
@@ -161,12 +168,14 @@ pub(super) async fn open(
     let weak = Arc::downgrade(&session);
     let reading = Reading::begin(session, path, id).await?;
     let len = reading.file.len();
+    let carried = Arc::clone(&reading.carried);
     let (requests, taken) = mpsc::channel(1);
     tokio::spawn(reading.serve(taken));
     Ok(RemoteFile {
         len,
         requests,
         path: path.clone(),
+        carried,
         session: weak,
     })
 }
@@ -183,6 +192,9 @@ struct Reading {
     /// Digests of chunks that are wanted.
     digests: HashMap<u64, [u8; 32]>,
     next_token: u64,
+    /// Fetches under way: their rails and bytes.
+    posted: HashMap<u64, (u16, u64)>,
+    carried: Arc<Mutex<Carried>>,
     /// Fetches that were over while a digest was waited for; no more than are in flight.
     landed: VecDeque<LaneEvent>,
     /// Grants that were checked and are still to be read; each is of another wanted chunk.
@@ -231,6 +243,8 @@ impl Reading {
             whole: None,
             digests: HashMap::new(),
             next_token: 0,
+            posted: HashMap::new(),
+            carried: Arc::default(),
             landed: VecDeque::new(),
             grants: VecDeque::new(),
             stall_timeout: session.stall_timeout(),

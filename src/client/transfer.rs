@@ -476,7 +476,7 @@ impl Account {
 pub(super) fn said_by(server: &str, fault: Fault) -> Error {
     if fault.from_peer {
         return Error::new(
-            ErrorKind::of_fault(fault.code),
+            ErrorKind::of_fault(fault.class()),
             format!("{server}: {}", fault.text),
         );
     }

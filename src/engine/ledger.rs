@@ -80,15 +80,12 @@ impl Ledger {
     /// Something failed.
     pub(super) fn fail(&mut self, entry: Option<EntryId>, fault: &Fault) {
         self.failed += 1;
-        match self
-            .classes
-            .iter_mut()
-            .find(|(code, _)| *code == fault.code)
-        {
+        let class = fault.class();
+        match self.classes.iter_mut().find(|(code, _)| *code == class) {
             Some((_, count)) => *count += 1,
             // Unknown numbers from a peer are one class here, or they could grow the table.
-            None if matches!(fault.code, FaultCode::Unknown(_)) => self.fail_unknown(fault.code),
-            None => self.classes.push((fault.code, 1)),
+            None if matches!(class, FaultCode::Unknown(_)) => self.fail_unknown(class),
+            None => self.classes.push((class, 1)),
         }
         if self.listed.len() < FAILURES_LISTED_MAX {
             self.listed.push((entry, fault.clone()));

@@ -120,6 +120,17 @@ impl Pool {
         Some(slot)
     }
 
+    /// Gives the memory of all slots that are not out back to the system.
+    pub(crate) fn give_back(&self) {
+        let free = {
+            let mut stock = self.shared.stock();
+            stock.made -= stock.free.len();
+            std::mem::replace(&mut stock.free, Vec::with_capacity(self.shared.slots_max))
+        };
+        // Unmapped outside of the lock.
+        drop(free);
+    }
+
     fn slot(&self, memory: Memory) -> Slot {
         Slot {
             memory: Some(memory),
@@ -319,6 +330,19 @@ mod tests {
         let slot = pool.take_for(2).unwrap();
         assert!(slot.iter().all(|&byte| byte == 0));
         assert_eq!(slot.owner(), 2);
+    }
+
+    #[test]
+    fn what_is_given_back_can_be_made_again() {
+        let pool = Pool::new(4096, 2);
+        let held = pool.take();
+        drop(pool.take());
+        pool.give_back();
+        assert_eq!((pool.available(), pool.shared.stock().made), (1, 1));
+        assert!(pool.take().is_some());
+        drop(held);
+        pool.give_back();
+        assert_eq!((pool.available(), pool.shared.stock().made), (2, 0));
     }
 
     #[test]

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::exposing::lent::Lent;
+use super::exposing::lent::{Lent, ToLend};
 use super::exposing::{LEASE_PATIENCE, MEMORY_PATIENCE};
 use super::machinery::memory_returned;
 use super::peer::{Inbound, Seat};
 use super::serving::Serving;
-use crate::memory::Slot;
+use crate::wire::message::Running;
 use crate::wire::{Fault, FaultCode, Message};
 
 /// How long a client may have it: nobody measures longer, and others may wait.
@@ -28,6 +28,13 @@ const LEASE_MS: u32 = LEASE_PATIENCE.as_millis() as u32;
 pub(crate) async fn run(serving: Arc<Serving>, mut seat: Seat, region_bytes: u64) {
     let (session, transfer) = (seat.peer.id, seat.transfer);
     tracing::info!(%session, %transfer, region_bytes, "measurement began");
+    let activity = seat.peer.activity();
+    let _begun = activity.begin(
+        transfer,
+        Running::Operation,
+        "bench".to_owned(),
+        Arc::default(),
+    );
     let ended = match lend(&serving, &mut seat, region_bytes).await {
         Ok(lent) => measured(&mut seat, lent).await,
         Err(fault) => Err(fault),
@@ -59,12 +66,12 @@ async fn lend(serving: &Serving, seat: &mut Seat, region_bytes: u64) -> Result<L
 }
 
 /// Waits for memory, as windows do.
-async fn slot(serving: &Serving, seat: &mut Seat) -> Result<Slot, Fault> {
+async fn slot(serving: &Serving, seat: &mut Seat) -> Result<ToLend, Fault> {
     let deadline = Instant::now() + MEMORY_PATIENCE;
     loop {
         let returned = memory_returned();
         let memory = Arc::clone(seat.peer.memory());
-        if let Some(slot) = memory.slot_to_lend(&serving.machinery.serving) {
+        if let Some(slot) = memory.slot_to_lend(&serving.machinery.serving)? {
             return Ok(slot);
         }
         tokio::select! {

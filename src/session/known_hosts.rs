@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::session::own_key::Fingerprint;
 
@@ -217,7 +218,11 @@ impl KnownHosts {
         appending
             .write_all(line.as_bytes())
             .map_err(|error| self.failed("write", error))?;
-        file.sync_all().map_err(|error| self.failed("write", error))
+        match file.sync_all() {
+            // No file but /dev/null or the like: who names that wants nothing kept.
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
+            synced => synced.map_err(|error| self.failed("write", error)),
+        }
     }
 
     /// Opens the file to read and append; closing it gives the lock back.

@@ -22,9 +22,11 @@ pub mod known_hosts;
 pub mod own_key;
 pub mod tls;
 
+mod activity;
 mod admission;
 mod benching;
 pub(crate) mod clients;
+mod inspecting;
 pub(crate) mod machinery;
 mod names;
 mod operating;

@@ -1,8 +1,9 @@
 //! The server's side of operations: list, stat, sum, remove, make a directory.
 //!
 //! The blocking work runs on a thread of its own, of which there are few, and hands its lines over in
-//! batches; they are sent only against the client's credit, so a client that does not read costs the
-//! server a few batches.
+//! batches; they are sent only against the client's credit, and only while it has read most of what
+//! was sent before, so a client that does not read costs the server a few batches, whatever credit it
+//! gives.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +18,7 @@ use super::serving::{Serving, Subject};
 use crate::limits::{LISTING_BYTES_TARGET, LISTING_LINES_MAX};
 use crate::storage::operations::{self, Output};
 use crate::storage::{Root, StorageError};
-use crate::wire::message::{HashKind, Listed, ListedKind, Operation, RemotePath};
+use crate::wire::message::{HashKind, Listed, ListedKind, Operation, RemotePath, Running};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// How long an operation waits for its client to take lines, and for its own turn.
@@ -25,7 +26,7 @@ const CREDIT_TIMEOUT: Duration = Duration::from_secs(30);
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Batches that wait between the worker and the connection.
-const BATCHES_QUEUED_MAX: usize = 2;
+const BATCHES_QUEUED_MAX: usize = 1;
 
 /// Runs one operation to its end.
 pub(crate) async fn run(
@@ -45,6 +46,9 @@ pub(crate) async fn run(
     };
     let Subject { export, path } = Subject::of(Some(place));
     tracing::info!(%session, %transfer, operation = name, export, path, "operation began");
+    let about = format!("{name} {export}/{path}");
+    let activity = seat.peer.activity();
+    let _begun = activity.begin(transfer, Running::Operation, about, Arc::default());
     let answer = match perform(&serving, &mut seat, &client, operation, &of_session).await {
         Ok(()) => Message::Done,
         Err(fault) => Message::Failed(fault),
@@ -190,17 +194,17 @@ async fn listing(
             tokio::select! {
                 batch = taken.recv() => match batch {
                     Some(batch) => {
-                        credit -= 1;
+                        credit = credit.saturating_add(until_read(seat).await?) - 1;
                         without = Instant::now();
                         seat.say(Message::Listing(batch));
                     }
                     None => break,
                 },
-                inbound = seat.inbox.recv() => credit += heard(inbound)?,
+                inbound = seat.inbox.recv() => credit = credit.saturating_add(heard(inbound)?),
             }
         } else {
             let waited = timeout_at(without + CREDIT_TIMEOUT, seat.inbox.recv()).await;
-            credit += heard(waited.map_err(|_| unread())?)?;
+            credit = credit.saturating_add(heard(waited.map_err(|_| unread())?)?);
         }
     }
     let result = done.await;
@@ -208,6 +212,22 @@ async fn listing(
     result
         .map_err(|panic| Fault::new(FaultCode::Internal, panic.to_string()))?
         .map_err(|error| error.fault())
+}
+
+/// Waits until the client has read most of what was said in its session. The credit that it gave
+/// meanwhile.
+async fn until_read(seat: &mut Seat) -> Result<u64, Fault> {
+    let deadline = Instant::now() + CREDIT_TIMEOUT;
+    let mut credit: u64 = 0;
+    loop {
+        let peer = Arc::clone(&seat.peer);
+        tokio::select! {
+            biased;
+            read = peer.has_read() => return read.map(|()| credit),
+            inbound = seat.inbox.recv() => credit = credit.saturating_add(heard(inbound)?),
+            () = tokio::time::sleep_until(deadline) => return Err(unread()),
+        }
+    }
 }
 
 /// Waits for the turn of an operation: one of its session's places, then one of all. What the client

@@ -11,18 +11,19 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::Instant;
 
 use crate::engine::LaneId;
 use crate::ids::{RegionId, SessionId, TransferId};
 use crate::lane::{DataConnection, EventSink, Fetch, LaneEvent, Lanes, LostReason, RegionTable};
+use crate::session::activity::Activity;
 use crate::session::control::{ControlError, ControlWriter};
 use crate::session::data::ConnectionKeys;
 use crate::session::exposing::SessionMemory;
 use crate::session::rails::adapters::SessionRails;
 use crate::transport::rdma;
-use crate::wire::message::Envelope;
+use crate::wire::message::{Envelope, StatusPage};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// Bits of a region id or fetch token that count within one transfer.
@@ -38,6 +39,9 @@ const QUEUED_WEIGHT_MAX: usize = 8192;
 
 /// With more than this queued for a peer, its Pings are not answered.
 const PONG_BACKLOG_BYTES_MAX: usize = 1 << 20;
+
+/// Pages that are made at once for one peer, of all its transfers.
+const PAGES_MADE_MAX: usize = 2;
 
 /// What reaches a transfer from its session.
 #[derive(Debug)]
@@ -66,6 +70,8 @@ pub(crate) struct Peer {
     connections: Mutex<Connections>,
     lost: Notify,
     memory: Arc<SessionMemory>,
+    pages: Arc<Semaphore>,
+    activity: Arc<Activity>,
     over: watch::Sender<Option<Fault>>,
 }
 
@@ -159,6 +165,7 @@ pub(crate) struct Seat {
 
 impl Peer {
     pub(crate) fn new(id: SessionId, writer: ControlWriter, lanes: Lanes) -> Arc<Self> {
+        let activity = Activity::new();
         Arc::new_cyclic(|peer: &Weak<Self>| Self {
             id,
             rails: SessionRails::new(),
@@ -168,7 +175,9 @@ impl Peer {
             routes: RwLock::new(Routes::new()),
             connections: Mutex::default(),
             lost: Notify::new(),
-            memory: SessionMemory::new(id.0),
+            memory: SessionMemory::new(id.0, Arc::clone(&activity)),
+            pages: Arc::new(Semaphore::new(PAGES_MADE_MAX)),
+            activity,
             over: watch::Sender::new(None),
         })
     }
@@ -213,6 +222,11 @@ impl Peer {
         &self.memory
     }
 
+    /// What the session does, for those who ask.
+    pub(crate) fn activity(&self) -> &Arc<Activity> {
+        &self.activity
+    }
+
     /// Since when no transfer has had a seat; nothing while one has.
     pub(crate) fn idle(&self) -> Option<Idle> {
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
@@ -248,6 +262,37 @@ impl Peer {
         if self.writer.queued_bytes() < PONG_BACKLOG_BYTES_MAX {
             self.say(TransferId::NONE, Message::Pong { nonce });
         }
+    }
+
+    /// Tells the status, under the same condition: a page is large beside its question.
+    pub(crate) fn inform(&self, page: impl FnOnce() -> StatusPage) {
+        if self.writer.queued_bytes() < PONG_BACKLOG_BYTES_MAX {
+            self.say(TransferId::NONE, Message::StatusPage(page()));
+        }
+    }
+
+    /// Waits until the peer has read most of what was said to it.
+    ///
+    /// # Errors
+    /// The session ended meanwhile.
+    pub(crate) async fn has_read(&self) -> Result<(), Fault> {
+        match self.writer.ready().await {
+            Ok(()) => Ok(()),
+            // Its last words may still be on their way, and are the reason.
+            Err(_) => Err(self.closed().await),
+        }
+    }
+
+    /// Waits for the turn to make a page and say it: pages are long, and what a peer does not read
+    /// lies in memory, whatever credit it gives. Kept until the page was said.
+    ///
+    /// # Errors
+    /// The session ended meanwhile.
+    pub(crate) async fn page_turn(&self) -> Result<OwnedSemaphorePermit, Fault> {
+        let turn = Arc::clone(&self.pages).acquire_owned().await;
+        let turn = turn.map_err(|_| ended())?;
+        self.has_read().await?;
+        Ok(turn)
     }
 
     /// Hands a message to its transfer. One to a transfer that has no seat, as it has just ended,
@@ -405,6 +450,9 @@ impl Peer {
             routes.tell(|| Inbound::LaneDown(lane));
             self.lost.notify_one();
             return;
+        }
+        if let LaneEvent::Served { bytes } = &event {
+            self.activity.traffic().sent(*bytes);
         }
         let Some((number, event)) = localise(event) else {
             return;

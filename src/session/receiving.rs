@@ -31,7 +31,7 @@ use crate::memory::Slot;
 use crate::storage::sink::{Identity, PartFile, Placed, PlacedPage, Sink};
 use crate::storage::{SinkFile, StorageError};
 use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
-use crate::wire::message::{HashKind, Outcome, Remark, Wanted};
+use crate::wire::message::{Carried, HashKind, Outcome, Remark, Wanted};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
 
@@ -67,6 +67,8 @@ struct Driver {
     /// Fetches on lanes, by the number that the lane knows each by.
     fetches: HashMap<u64, Posted>,
     next_fetch: u64,
+    /// What has landed as far as the session's activity was told.
+    counted: Carried,
     packs: HashMap<RegionId, Arc<Slot>>,
     /// Pages waiting for their turn: they are placed in order, one at a time.
     pages: VecDeque<(u64, Vec<Item>)>,
@@ -142,6 +144,7 @@ impl Receiving {
             files: HashMap::new(),
             fetches: HashMap::new(),
             next_fetch: 0,
+            counted: Carried::default(),
             packs: HashMap::new(),
             pages: VecDeque::new(),
             placing: false,
@@ -226,6 +229,23 @@ impl Driver {
             Inbound::Lane(_) => return,
         };
         self.engine.handle(input);
+        self.count_carried();
+    }
+
+    /// Adds what has landed since the last call to what the session tells of its bytes.
+    fn count_carried(&mut self) {
+        let now = self.engine.ledger().carried;
+        // A run that has ended has handed its ledger out, and another, empty one is in its place.
+        let more = Carried {
+            tcp: now.tcp.saturating_sub(self.counted.tcp),
+            rdma: now.rdma.saturating_sub(self.counted.rdma),
+            // It has not travelled.
+            resumed: 0,
+        };
+        if more != Carried::default() {
+            self.seat.peer.activity().traffic().received(more);
+            self.counted = now;
+        }
     }
 
     /// What the engine is told of a fetch that is over; nothing if it is not one of ours.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::MissedTickBehavior;
 
 use super::exposing::rails::Way;
@@ -60,6 +60,17 @@ struct Driver {
     over: Option<Fault>,
     files: HashMap<EntryId, Open>,
     remarks: Remarks,
+    page: PageTurn,
+}
+
+/// How far the next page is.
+enum PageTurn {
+    /// The engine wants none.
+    Unwanted,
+    /// It waits until the peer has read most of what was said.
+    Wanted,
+    /// It is made, and then said. Dropped afterwards.
+    Making(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
 }
 
 /// The way to the workers, and back from them.
@@ -125,6 +136,7 @@ impl Sending {
             over: None,
             files: HashMap::new(),
             remarks: Remarks::default(),
+            page: PageTurn::Unwanted,
         };
         driver.run(job_results).await
     }
@@ -139,6 +151,7 @@ impl Driver {
             if let Some(ended) = self.carry_out().await {
                 return ended;
             }
+            let peer = Arc::clone(&self.seat.peer);
             if let Some(fault) = self.over.take() {
                 self.cancel(fault);
                 continue;
@@ -168,6 +181,10 @@ impl Driver {
                     Attention::DropConnections => self.seat.peer.drop_connections(),
                     Attention::GiveUp => return self.watch.given_up(),
                 },
+                turn = peer.page_turn(), if matches!(self.page, PageTurn::Wanted) => match turn {
+                    Ok(turn) => self.next_page(turn),
+                    Err(fault) => self.no_page(fault),
+                },
                 // Only then, so that a slot wakes nobody who has no use for it.
                 () = memory_returned, if self.exposing.is_waiting() => {}
                 _ = looks.tick() => {
@@ -184,7 +201,8 @@ impl Driver {
 
     fn cancel(&mut self, fault: Fault) {
         self.watch.cancelling();
-        self.engine.handle(Input::Cancel(fault));
+        self.engine.handle(Input::Cancel(fault.clone()));
+        self.no_page(fault);
     }
 
     fn inbound(&mut self, inbound: Inbound) {
@@ -244,6 +262,9 @@ impl Driver {
         let input = match done {
             Done::Input(input) => input,
             Done::Page(page) => {
+                if page.is_err() {
+                    self.page = PageTurn::Unwanted;
+                }
                 let page = page.and_then(|page| {
                     self.watch.learn(&page.items)?;
                     Ok(page)
@@ -309,11 +330,7 @@ impl Driver {
         while let Some(output) = self.engine.poll() {
             match output {
                 Output::Send(message) => self.say(message),
-                Output::NextPage => {
-                    let source = Arc::clone(&self.source);
-                    self.jobs
-                        .run(move || Done::Page(source.next_page().map_err(|error| error.fault())));
-                }
+                Output::NextPage => self.page = PageTurn::Wanted,
                 Output::Open { entry } => self.exposing.open(entry),
                 Output::FillPack {
                     region,
@@ -376,6 +393,21 @@ impl Driver {
         None
     }
 
+    fn next_page(&mut self, turn: OwnedSemaphorePermit) {
+        self.page = PageTurn::Making(turn);
+        let source = Arc::clone(&self.source);
+        self.jobs
+            .run(move || Done::Page(source.next_page().map_err(|error| error.fault())));
+    }
+
+    /// The engine waits for the page that it wanted, though nobody will read it.
+    fn no_page(&mut self, fault: Fault) {
+        if matches!(self.page, PageTurn::Wanted) {
+            self.page = PageTurn::Unwanted;
+            self.engine.handle(Input::Page(Err(fault)));
+        }
+    }
+
     /// What the receiver left out, once per kind.
     async fn report_remarks(&mut self) {
         for (text, path) in self.remarks.take() {
@@ -401,7 +433,11 @@ impl Driver {
             Message::Grant(grant) => Some(grant.region),
             _ => None,
         };
+        let is_page = matches!(message, Message::Manifest(_));
         self.seat.say(message);
+        if is_page {
+            self.page = PageTurn::Unwanted;
+        }
         for hashed in granted
             .into_iter()
             .flat_map(|region| self.exposing.granted(region))

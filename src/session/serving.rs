@@ -10,14 +10,16 @@ mod transfers;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
 
-use self::entering::{Entered, Leaving, admit};
+pub(super) use self::entering::Entered;
+use self::entering::{Leaving, admit};
+use super::activity::Traffic;
 use super::admission::{Handshakes, Origin, Place};
 use super::clients::{Admission, Client, Right};
 use super::control::{self, Greeted, Greeting, HANDSHAKE_DEADLINE, TlsReader};
@@ -33,7 +35,8 @@ use crate::options::{RdmaConnect, RdmaOptions};
 use crate::server::ServerLimits;
 use crate::storage::Root;
 use crate::storage::error::ShownPath;
-use crate::wire::level::{LEVEL_BENCH, LEVEL_RAILS};
+use crate::tally::Tally;
+use crate::wire::level::{LEVEL_BENCH, LEVEL_RAILS, LEVEL_STATUS};
 use crate::wire::message::{RemotePath, TransportOffer};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -47,6 +50,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How often the list of keys is looked at: how long a key that was taken out is still good.
 const KEYS_PAUSE: Duration = Duration::from_secs(1);
+/// Pause between the end of something large and the return of its memory to the system: what ends
+/// together is returned together, and by then the workers have let go of it.
+const TIDY_AFTER: Duration = Duration::from_secs(1);
 
 /// An export, open.
 pub(crate) struct Exported {
@@ -73,8 +79,13 @@ pub(crate) struct Serving {
     sessions: Mutex<HashMap<SessionId, Entered>>,
     next_session: AtomicU64,
     draining: watch::Sender<bool>,
+    pub(super) begun: Instant,
+    /// Bytes of sessions that have ended.
+    pub(super) past: Traffic,
     /// Told whenever a transfer, an operation or a session ends.
     ended: Notify,
+    /// Memory is about to be returned.
+    tidying: AtomicBool,
 }
 
 impl Serving {
@@ -101,7 +112,10 @@ impl Serving {
             sessions: Mutex::default(),
             next_session: AtomicU64::new(1),
             draining: watch::Sender::new(false),
+            begun: Instant::now(),
+            past: Traffic::default(),
             ended: Notify::new(),
+            tidying: AtomicBool::new(false),
         })
     }
 
@@ -174,6 +188,23 @@ impl Serving {
         matches!(self.admission, Admission::Keys(_))
     }
 
+    /// Returns what is not in use any more to the system, in a moment.
+    fn tidy(self: &Arc<Self>) {
+        if self.tidying.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let serving = Arc::clone(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(TIDY_AFTER).await;
+            serving.tidying.store(false, Ordering::Relaxed);
+            let shared = serving.machinery.serving.clone();
+            serving.machinery.workers.submit(move || {
+                shared.give_back();
+                crate::sys::heap::give_back();
+            });
+        });
+    }
+
     fn is_draining(&self) -> bool {
         *self.draining.borrow()
     }
@@ -188,7 +219,7 @@ impl Serving {
             .and_then(|entered| entered.peer.clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Entered>> {
+    pub(super) fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Entered>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -387,6 +418,7 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     let pulse = Pulse::new();
     let spoken = Spoken {
         rails_from: (control.level >= LEVEL_RAILS).then_some(control.peer.ip()),
+        status: control.level >= LEVEL_STATUS,
         bench: control.level >= LEVEL_BENCH,
     };
     let fault = tokio::select! {
@@ -401,6 +433,7 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     // for them.
     control.writer.close().await;
     drop(left);
+    serving.tidy();
 }
 
 /// What can be spoken of at a session's level.
@@ -410,6 +443,8 @@ struct Spoken {
     rails_from: Option<IpAddr>,
     /// Memory to measure with.
     bench: bool,
+    /// The server's status.
+    status: bool,
 }
 
 /// Reads what the client says until the connection ends, and says why it did.
@@ -424,6 +459,10 @@ async fn read(
     // Made at the first offer: most sessions have none.
     let mut rails: Option<RailSender> = None;
     let operations = Arc::new(Semaphore::new(OPERATIONS_PER_SESSION_MAX));
+    let mut refusals = Refusals {
+        session: peer.id,
+        lines: Tally::default(),
+    };
     loop {
         let envelope = match reader.next().await {
             Ok(Some(envelope)) => envelope,
@@ -467,6 +506,17 @@ async fn read(
                 }
                 Ok(())
             }
+            Message::StatusQuery(_) if transfer == TransferId::NONE && !client.may_all() => {
+                let text = "this client's key may not ask for the server's status: that takes every \
+                            right in every export";
+                let fault = Fault::new(FaultCode::Denied, text);
+                peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
+                return fault;
+            }
+            Message::StatusQuery(query) if transfer == TransferId::NONE && spoken.status => {
+                peer.inform(|| serving.status(query, peer.id));
+                Ok(())
+            }
             Message::RailMemory { reason } if transfer == TransferId::NONE => {
                 tracing::info!(
                     session = %peer.id,
@@ -476,15 +526,17 @@ async fn read(
                 Ok(())
             }
             Message::Open(open) => begin(serving, peer, transfer).map(|seat| {
-                let (serving_, client) = (Arc::clone(serving), Arc::clone(client));
-                run(serving, transfers::run(serving_, seat, client, open));
+                let (serving_too, client) = (Arc::clone(serving), Arc::clone(client));
+                run(serving, transfers::run(serving_too, seat, client, open));
             }),
             Message::Bench { region_bytes } if spoken.bench => {
                 begin(serving, peer, transfer).map(|seat| {
-                    run(
-                        serving,
-                        benching::run(Arc::clone(serving), seat, region_bytes),
-                    );
+                    let measured = benching::run(Arc::clone(serving), seat, region_bytes);
+                    let serving_too = Arc::clone(serving);
+                    run(serving, async move {
+                        measured.await;
+                        serving_too.tidy();
+                    });
                 })
             }
             Message::Bench { .. } => Err(Fault::new(
@@ -518,8 +570,33 @@ async fn read(
             }
         };
         if let Err(fault) = began {
-            tracing::info!(session = %peer.id, %transfer, reason = %fault.text, "refused");
+            refusals.tell(transfer, &fault);
             peer.say(transfer, Message::Failed(fault));
+        }
+    }
+}
+
+/// Log lines about what a client began and may not: a request costs it a few bytes, so there is no
+/// line for each.
+struct Refusals {
+    session: SessionId,
+    lines: Tally,
+}
+
+impl Refusals {
+    fn tell(&mut self, transfer: TransferId, fault: &Fault) {
+        if let Some(count) = self.lines.count(Instant::now()) {
+            let reason = &*fault.text;
+            tracing::info!(session = %self.session, %transfer, reason, count, "refused");
+        }
+    }
+}
+
+impl Drop for Refusals {
+    fn drop(&mut self) {
+        let count = self.lines.take();
+        if count > 0 {
+            tracing::info!(session = %self.session, count, "more was refused");
         }
     }
 }

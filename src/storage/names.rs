@@ -1,4 +1,5 @@
-//! The names of one directory in byte order, in bounded memory.
+//! The names of one directory in byte order, in bounded memory: of each directory, and of all that are
+//! walked in the process.
 //!
 //! In: names as `getdents64(2)` tells them. Out: the same names, sorted. Names beyond the limit go
 //! to a scratch file as sorted runs that are merged while they are read.
@@ -15,8 +16,10 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::scratch::scratch_file;
+use crate::limits::WALK_NAMES_BYTES_PROCESS_MAX;
 
 /// Runs of one level that are merged into one of the next.
 const FAN_IN: usize = 32;
@@ -24,6 +27,14 @@ const FAN_IN: usize = 32;
 const READ_AHEAD_BYTES: usize = 8 << 10;
 /// What a name costs in the block beside its bytes.
 const INDEX_BYTES: usize = size_of::<(u32, u32)>();
+
+/// A block of less is not spilled because of what others hold: runs must not become too many.
+const CROWDED_BLOCK_BYTES_MIN: usize = 256 << 10;
+/// Blocks count what they hold in steps of this.
+const COUNTED_BYTES: usize = 16 << 10;
+
+/// What all blocks of the process hold. It counts and guards no other memory, so no order is needed.
+static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Takes names in any order.
 pub(super) struct NameSorter {
@@ -52,7 +63,12 @@ impl NameSorter {
 
     /// Takes a name of at most 255 bytes.
     pub(super) fn push(&mut self, name: &[u8]) -> io::Result<()> {
-        if self.block.held_bytes() + name.len() + INDEX_BYTES > self.block_bytes_max {
+        let held = self.block.held_bytes();
+        let is_crowded = || {
+            held >= CROWDED_BLOCK_BYTES_MIN
+                && HELD_BYTES.load(Ordering::Relaxed) > WALK_NAMES_BYTES_PROCESS_MAX
+        };
+        if held + name.len() + INDEX_BYTES > self.block_bytes_max || is_crowded() {
             self.spill_block()?;
         }
         self.block.push(name);
@@ -88,7 +104,8 @@ impl NameSorter {
             }
             Ok(())
         })?;
-        self.block.clear();
+        // Its memory is given back too: it may be others that have none.
+        self.block = Block::default();
         spill.merge_full_levels()
     }
 }
@@ -124,6 +141,28 @@ pub(super) struct Block {
     /// Where each name starts and ends.
     index: Vec<(u32, u32)>,
     given: usize,
+    counted: Counted,
+}
+
+/// What of the process's sum is a block's. It is taken off when this is dropped.
+#[derive(Default)]
+struct Counted(usize);
+
+impl Counted {
+    /// The block holds so much now.
+    fn holds(&mut self, bytes: usize) {
+        if bytes > self.0 {
+            let more = (bytes - self.0).next_multiple_of(COUNTED_BYTES);
+            HELD_BYTES.fetch_add(more, Ordering::Relaxed);
+            self.0 += more;
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        HELD_BYTES.fetch_sub(self.0, Ordering::Relaxed);
+    }
 }
 
 impl Block {
@@ -136,6 +175,7 @@ impl Block {
         );
         self.bytes.extend_from_slice(name);
         self.index.push((start, end));
+        self.counted.holds(self.held_bytes());
     }
 
     fn sort(&mut self) {
@@ -148,12 +188,6 @@ impl Block {
         let &(start, end) = self.index.get(self.given)?;
         self.given += 1;
         Some(&self.bytes[start as usize..end as usize])
-    }
-
-    fn clear(&mut self) {
-        self.bytes.clear();
-        self.index.clear();
-        self.given = 0;
     }
 
     fn is_empty(&self) -> bool {
@@ -351,6 +385,27 @@ mod tests {
         }
         let mut out = sorter.finish().unwrap();
         std::iter::from_fn(|| out.next().unwrap()).collect()
+    }
+
+    #[test]
+    fn many_walks_share_their_memory() {
+        let mut all = Vec::new();
+        for number in 0..32_u32 {
+            let mut sorter = NameSorter::new(8 << 20);
+            for name in 0..8_000_u32 {
+                sorter
+                    .push(format!("{number}-{name:0240}").as_bytes())
+                    .unwrap();
+            }
+            all.push(sorter.finish().unwrap());
+        }
+        // Two megabytes each.
+        let held: usize = all.iter().map(SortedNames::held_bytes).sum();
+        assert!(held < WALK_NAMES_BYTES_PROCESS_MAX + (4 << 20), "{held}");
+        for names in &mut all {
+            let count = std::iter::from_fn(|| names.next().unwrap()).count();
+            assert_eq!(count, 8_000);
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::wire::message::{
     ManifestPage, Message, Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey,
     Remark, RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
 };
-use crate::wire::{Fault, FaultCode, WireError, rail, tag};
+use crate::wire::{Fault, FaultCode, WireError, rail, status, tag};
 
 /// A line with an empty path and nothing optional: kind, flags, length, mode, owner, group, time, and
 /// the path's length.
@@ -46,6 +46,8 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
             let (link, reason) = rail::read_down(r)?;
             Message::RailDown { link, reason }
         }
+        Kind::StatusQuery => Message::StatusQuery(status::read_query(r)?),
+        Kind::StatusPage => Message::StatusPage(status::read_page(r)?),
         Kind::RailMemory => Message::RailMemory {
             reason: r.text("reason")?,
         },

@@ -14,7 +14,7 @@ use crate::wire::message::{
     Operation, Outcome, Overwrite, Placement, Preserve, Remark, RemarkKind, RemotePath, Wanted,
     Welcome,
 };
-use crate::wire::{rail, tag};
+use crate::wire::{rail, status, tag};
 
 /// Bytes that an item takes in a manifest page, so that a page can be closed in time.
 pub fn item_bytes(item: &Item) -> usize {
@@ -44,6 +44,8 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
         Message::RailReady(ready) => rail::write_ready(w, ready),
         Message::RailProof { link, read } => rail::write_proof(w, link, read),
         Message::RailDown { link, reason } => rail::write_down(w, link, reason),
+        Message::StatusQuery(query) => status::write_query(w, query),
+        Message::StatusPage(page) => status::write_page(w, page),
         Message::RailMemory { reason } => w.text(reason),
         Message::Open(open) => write_open(w, open),
         Message::Finish(carried) => {

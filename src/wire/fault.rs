@@ -28,6 +28,15 @@ impl Fault {
             from_peer: false,
         }
     }
+
+    /// The class that counts at this end. What the peer cancelled was not cancelled by the user of
+    /// this end: the peer has stopped taking part, and may do so again later.
+    pub fn class(&self) -> FaultCode {
+        match self.code {
+            FaultCode::Cancelled if self.from_peer => FaultCode::Busy,
+            code => code,
+        }
+    }
 }
 
 macro_rules! codes {

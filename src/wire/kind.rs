@@ -46,6 +46,8 @@ kinds! {
     RailReady = 9,
     RailProof = 10,
     RailDown = 11,
+    StatusQuery = 12,
+    StatusPage = 13,
     RailMemory = 14,
     Open = 16,
     Opened = 17,

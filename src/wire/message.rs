@@ -38,6 +38,10 @@ pub use crate::wire::rail::{
     RailPort, RailReady, RailToken,
 };
 
+pub use crate::wire::status::{
+    Moved, Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, WayStatus,
+};
+
 /// A message with the transfer that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Envelope {
@@ -89,6 +93,10 @@ pub enum Message {
         /// Why.
         reason: String,
     },
+    /// Client: tell what you do. From level 3 on.
+    StatusQuery(StatusQuery),
+    /// Server: what it does, and some of its sessions.
+    StatusPage(StatusPage),
     /// Either way: memory could not be made readable over the rails, so bytes of the one who says
     /// this go by tcp. For people only: who does not know it skips it.
     RailMemory {

@@ -15,6 +15,7 @@ mod kind;
 pub mod level;
 pub mod message;
 pub mod rail;
+pub mod status;
 mod tag;
 
 pub use encode::{item_bytes, listed_bytes};

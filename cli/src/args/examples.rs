@@ -22,6 +22,7 @@ pub(crate) fn examples(command: &str) -> &'static str {
         "mkdir" => MKDIR_EXAMPLES,
         "keygen" => KEYGEN_EXAMPLES,
         "ping" => PING_EXAMPLES,
+        "status" => STATUS_EXAMPLES,
         "bench" => BENCH_EXAMPLES,
         "doctor" => DOCTOR_EXAMPLES,
         "completions" => COMPLETIONS_EXAMPLES,
@@ -72,6 +73,9 @@ pub(super) const MKDIR_EXAMPLES: &str = "  \
 pub(super) const PING_EXAMPLES: &str = "  \
   rdcp ping gpu7
   rdcp ping -n 100 --json gpu7:20471";
+pub(super) const STATUS_EXAMPLES: &str = "  \
+  rdcp status gpu7
+  rdcp status --json gpu7 | jq 'select(.type == \"session\") | .transfers[]'";
 pub(super) const BENCH_EXAMPLES: &str = "  \
   rdcp bench gpu7
   rdcp bench --transport rdma --time 10s gpu7          RDMA or an error

@@ -134,6 +134,18 @@ pub(crate) struct PingArgs {
     pub(crate) connection: ConnectionArgs,
 }
 
+/// `rdcp status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// The server: host, host:port or rdcp://host:port
+    #[arg(value_name = "HOST", value_hint = ValueHint::Hostname)]
+    pub(crate) host: OsString,
+    #[command(flatten)]
+    pub(crate) output: LookOutput,
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+}
+
 /// `rdcp bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {

@@ -19,7 +19,7 @@ use examples::long_tail;
 pub(crate) use look::VerifyArgs;
 use look::{
     BenchArgs, CompletionsArgs, DoctorArgs, KeygenArgs, LsArgs, ManArgs, MkdirArgs, PingArgs,
-    RmArgs, StatArgs, SumArgs,
+    RmArgs, StatArgs, StatusArgs, SumArgs,
 };
 pub(crate) use transfer::{CpArgs, TransferArgs, TransferOutput};
 use transfer::{PullArgs, PushArgs};
@@ -144,6 +144,15 @@ pub(crate) enum Command {
     /// Measure the round trip to a server and show which transports it offers, and why
     #[command(after_long_help = long_tail(examples::PING_EXAMPLES))]
     Ping(PingArgs),
+
+    /// Show what a server does: its sessions, what runs in them, memory and bytes by transport
+    ///
+    /// Clients can't prove yet who they are, so everybody who may connect sees all sessions: that is
+    /// every user of the server's host, or with auth = "none" whoever reaches its port. Bytes that
+    /// the adapters of clients read by RDMA are not seen by the server; it counts the windows that it
+    /// exposed to them, by the way that each got before adapters and with the reason.
+    #[command(after_long_help = long_tail(examples::STATUS_EXAMPLES))]
+    Status(StatusArgs),
 
     /// Measure throughput and latency of each transport to a server, from memory to memory
     ///

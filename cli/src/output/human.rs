@@ -118,7 +118,12 @@ impl Human {
 }
 
 fn about_fault(path: &[u8], location: Option<&Location>, fault: &Fault) -> String {
-    about(path, location, ErrorKind::of_fault(fault.code), &fault.text)
+    about(
+        path,
+        location,
+        ErrorKind::of_fault(fault.class()),
+        &fault.text,
+    )
 }
 
 fn summary_line(summary: &Summary) -> String {

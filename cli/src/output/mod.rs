@@ -7,6 +7,7 @@ mod bar;
 mod human;
 mod json;
 pub(crate) mod listing;
+mod status;
 pub(crate) mod sum_line;
 
 use std::time::Duration;
@@ -18,7 +19,7 @@ use rdcp::progress::{Carried, Event, Failure, Progress, Report};
 use rdcp::storage::error::ShownPath;
 use rdcp::wire::Fault;
 use rdcp::wire::message::{Listed, TransportOffer};
-use rdcp::{Error, ErrorKind, Location, Side};
+use rdcp::{Error, ErrorKind, Location, Side, Status};
 
 use crate::exit::{End, ExitStatus};
 use crate::io::Io;
@@ -282,13 +283,13 @@ impl Output {
     }
 
     /// An entry of a listing under the name `path`.
-    pub(crate) fn entry(&mut self, path: &[u8], listed: &Listed, long: bool) {
+    pub(crate) fn entry(&mut self, name: &[u8], path: &[u8], listed: &Listed, long: bool) {
         match &mut self.voice {
             Voice::Human(_) => {
                 let line = if long {
-                    listing::long(path, listed)
+                    listing::long(name, listed)
                 } else {
-                    listing::short(path)
+                    listing::short(name)
                 };
                 self.io.stdout.write(line.as_bytes());
                 self.io.stdout.write(b"\n");
@@ -361,6 +362,14 @@ impl Output {
         match &mut self.voice {
             Voice::Human(_) => self.io.stdout.line(&listing::ping(report)),
             Voice::Json(json) => json.ping(&mut self.io, report),
+        }
+    }
+
+    /// What a server does.
+    pub(crate) fn status(&mut self, server: &str, status: &Status) {
+        match &mut self.voice {
+            Voice::Human(_) => self.io.stdout.line(&status::text(server, status)),
+            Voice::Json(json) => json.status(&mut self.io, server, status),
         }
     }
 

@@ -26,7 +26,14 @@ pub(super) async fn bench(job: &BenchJob, output: &mut Output) -> End {
             Err(error) if forced || error.kind() != ErrorKind::TransportUnavailable => {
                 return fail(output, &error);
             }
-            result => result.map_err(|error| error.to_string()),
+            Ok(mut report) => {
+                if !forced && choice == TransportChoice::Tcp {
+                    // Each has a session in which only it may be used; nobody asked for tcp.
+                    "each transport is measured by itself".clone_into(&mut report.reason);
+                }
+                Ok(report)
+            }
+            Err(error) => Err(error.to_string()),
         };
         output.measured(&Measured {
             server: server_name(&job.host, job.port),

@@ -164,6 +164,11 @@ async fn compare(
 ) -> Result<End, Error> {
     // Before connecting: a mistyped path is told at once.
     let here = fs::metadata(&job.local).map_err(|error| cannot_look(&job.local, error))?;
+    if !here.is_dir() && !here.is_file() {
+        let message = "it is neither a file nor a directory, and only those can be compared";
+        let at = Location::local(job.local.as_os_str().as_bytes());
+        return Err(Error::new(ErrorKind::NotFound, message).at(at));
+    }
     let client = sessions.of(&job.remote).await?;
     let there = client.stat(&remote_path(&job.remote)).await?;
     let there_directory = matches!(

@@ -56,19 +56,13 @@ fn list_one(
     output: &mut Output,
     ending: &mut Ending,
 ) {
-    let path = own_name_if_empty(remote, &listed.path);
     match &listed.fault {
         Some(fault) => ending.entry_failed(output, &below(remote, &listed.path), fault),
-        None => output.entry(path, listed, long),
-    }
-}
-
-/// The thing itself is listed without a path; it is shown under its name.
-fn own_name_if_empty<'a>(remote: &'a Remote, path: &'a [u8]) -> &'a [u8] {
-    if path.is_empty() {
-        remote.own_name()
-    } else {
-        path
+        // The thing itself is listed without a path; people are shown its name.
+        None if listed.path.is_empty() => {
+            output.entry(remote.own_name(), &remote.to_bytes(), listed, long);
+        }
+        None => output.entry(&listed.path, &listed.path, listed, long),
     }
 }
 
@@ -86,8 +80,8 @@ pub(super) async fn stat(
         };
         match client.stat(&remote_path(remote)).await {
             Ok(listed) => {
-                let name = own_name_if_empty(remote, b"");
-                output.stat(&remote.to_string(), name, &listed, number == 0);
+                let place = remote.to_bytes();
+                output.stat(&remote.to_string(), &place, &listed, number == 0);
             }
             Err(error) => ending.error(output, &error),
         }
@@ -180,6 +174,25 @@ async fn each(
     }
     sessions.close().await;
     ending.end()
+}
+
+pub(super) async fn status(
+    host: &str,
+    port: u16,
+    connection: &ConnectionArgs,
+    output: &mut Output,
+) -> End {
+    let mut sessions = Sessions::new(connection, output);
+    let asked = async {
+        let client = sessions.with(host, port).await?;
+        client.status().await
+    };
+    match asked.await {
+        Ok(status) => output.status(&server_name(host, port), &status),
+        Err(error) => return fail(output, &error),
+    }
+    sessions.close().await;
+    End::DONE
 }
 
 pub(super) async fn ping(

@@ -116,6 +116,11 @@ async fn look(job: Job, output: &mut Output) -> End {
             count,
             connection,
         } => look::ping(&host, port, count, &connection, output).await,
+        Job::Status {
+            host,
+            port,
+            connection,
+        } => look::status(&host, port, &connection, output).await,
         Job::Bench(job) => bench::bench(&job, output).await,
         Job::Doctor {
             host,

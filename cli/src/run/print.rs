@@ -56,6 +56,7 @@ pub(super) async fn print(
         begun: Instant::now(),
         timeout: timeout.unwrap_or(TransferOptions::default().stall_timeout),
         transport: None,
+        carried: Carried::default(),
         written: 0,
     };
     tokio::select! {
@@ -82,6 +83,8 @@ struct Run<'a> {
     /// How long nothing may come.
     timeout: Duration,
     transport: Option<TransportReport>,
+    /// Bytes that came, by the way they came.
+    carried: Carried,
     /// Bytes that standard output took.
     written: u64,
 }
@@ -125,6 +128,7 @@ impl Run<'_> {
         });
         let result = read_all(&file, self.timeout, &pieces, output).await;
         drop(pieces);
+        self.carried = file.carried();
         let (stdout, written) = writer
             .await
             .map_err(|error| Error::new(ErrorKind::Internal, "writing broke").with_source(error))?;
@@ -180,7 +184,7 @@ impl Run<'_> {
         Summary {
             transport: chosen.map_or("", |chosen| chosen.transport).to_owned(),
             reason: chosen.map_or("", |chosen| &chosen.reason).to_owned(),
-            carried: Carried::default(),
+            carried: self.carried,
             hash: HashKind::Blake3,
             verified: Some(done),
             published: done.into(),

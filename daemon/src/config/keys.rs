@@ -5,28 +5,44 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::problem::{Places, Problems};
+use super::rdma::RDMA_NUMBERS;
 
 /// What a value must be, for a person.
 enum Wanted {
     Text,
     Texts,
-    Number { max: u64 },
+    Number { min: u64, max: u64 },
     YesNo,
     Table,
 }
 
 impl Wanted {
     fn of(table: &str, key: &str) -> Option<Self> {
+        if table == "rdma."
+            && let Some((_, min, max)) = RDMA_NUMBERS.iter().find(|(known, ..)| *known == key)
+        {
+            return Some(Self::Number {
+                min: (*min).into(),
+                max: (*max).into(),
+            });
+        }
         Some(match (table, key) {
             ("", "listen") => Self::Texts,
             ("", "auth" | "authorized_keys" | "state_dir")
             | ("log.", _)
             | ("exports.NAME.", "path") => Self::Text,
             ("", "drain_seconds") => Self::Number {
+                min: 0,
                 max: u32::MAX.into(),
             },
             ("limits.", "sessions_max") => Self::Number {
+                min: 0,
                 max: u32::MAX.into(),
+            },
+            ("rdma.", "gid_index") => Self::Number { min: 0, max: 255 },
+            ("rdma.", "cm_port") => Self::Number {
+                min: 0,
+                max: u16::MAX.into(),
             },
             ("exports.NAME.", "writable") => Self::YesNo,
             ("", "limits" | "log" | "exports") | ("exports.", _) => Self::Table,
@@ -43,13 +59,13 @@ impl Wanted {
                 "a list of texts in quotes".to_owned(),
             ),
             (Self::Texts, _) => (false, "a list of texts in quotes: [\"...\"]".to_owned()),
-            (Self::Number { max }, DeValue::Integer(number)) => {
+            (Self::Number { min, max }, DeValue::Integer(number)) => {
                 let digits = number.as_str().replace('_', "");
                 let parsed = u64::from_str_radix(&digits, number.radix()).ok();
-                let fits = parsed.is_some_and(|number| number <= *max);
-                (fits, format!("a number from 0 to {max}"))
+                let fits = parsed.is_some_and(|number| (*min..=*max).contains(&number));
+                (fits, format!("a number from {min} to {max}"))
             }
-            (Self::Number { max }, _) => (false, format!("a number from 0 to {max}")),
+            (Self::Number { min, max }, _) => (false, format!("a number from {min} to {max}")),
             (Self::YesNo, value) => (value.is_bool(), "true or false".to_owned()),
             (Self::Table, value) => (value.is_table(), "a table of keys".to_owned()),
         };

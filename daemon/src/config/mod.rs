@@ -399,11 +399,11 @@ mod tests {
             ),
             (
                 "[rdma]\nservice_level = 16",
-                "t.toml:2: `rdma.service_level` is 16: write 0 to 15",
+                "t.toml:2: `rdma.service_level` must be a number from 0 to 15",
             ),
             (
                 "[rdma]\nqps_per_rail = 0",
-                "t.toml:2: `rdma.qps_per_rail` is 0: write 1 to 8",
+                "t.toml:2: `rdma.qps_per_rail` must be a number from 1 to 8",
             ),
             (
                 "[rdma]\npeer_networks = [\n\"10.0.0.1/8\"]",
@@ -417,8 +417,18 @@ mod tests {
                 "[rdma]\nconnect = \"rdma_cm\"",
                 "t.toml:2: `rdma.connect` is \"rdma_cm\": write \"direct\" or \"cm\"",
             ),
-            ("[rdma]\ntimeout = 300", "t.toml:2: "),
-            ("[rdma]\ncm_port = 65536", "t.toml:2: "),
+            (
+                "[rdma]\ntimeout = 300",
+                "t.toml:2: `rdma.timeout` must be a number from 1 to 31",
+            ),
+            (
+                "[rdma]\ngid_index = 300",
+                "t.toml:2: `rdma.gid_index` must be a number from 0 to 255",
+            ),
+            (
+                "[rdma]\ncm_port = 65536",
+                "t.toml:2: `rdma.cm_port` must be a number from 0 to 65535",
+            ),
             ("a = = 1", "t.toml:1: "),
         ] {
             let all = errors(text);

@@ -41,7 +41,7 @@ pub(crate) struct ConfigRdma {
 }
 
 /// Keys of numbers, with what may be written.
-const NUMBERS: [(&str, u8, u8); 7] = [
+pub(super) const RDMA_NUMBERS: [(&str, u8, u8); 7] = [
     ("traffic_class", 0, 255),
     ("service_level", 0, 15),
     ("qps_per_rail", 1, 8),
@@ -77,15 +77,9 @@ impl ConfigRdma {
             raw.min_rnr_timer,
         ];
         let mut numbers = Vec::new();
-        for ((key, least, most), value) in NUMBERS.into_iter().zip(values) {
-            let Some(value) = value.map(|value| said(places, value)) else {
-                continue;
-            };
-            if !(least..=most).contains(&value.value) {
-                let what = format!("`rdma.{key}` is {}: write {least} to {most}", value.value);
-                problems.add(&value.source, what);
-            }
-            numbers.push((key, value));
+        // That each is one that may be written was looked at with the keys.
+        for ((key, ..), value) in RDMA_NUMBERS.into_iter().zip(values) {
+            numbers.extend(value.map(|value| (key, said(places, value))));
         }
         let peer_networks = raw.peer_networks.map(|list| {
             let source = places.at(list.span().start);
@@ -176,7 +170,7 @@ impl ConfigRdma {
             let source = from(Some(&index.source));
             lines.push(("gid_index".to_owned(), index.value.to_string(), source));
         }
-        for ((key, _, _), value) in NUMBERS.into_iter().zip([
+        for ((key, _, _), value) in RDMA_NUMBERS.into_iter().zip([
             options.traffic_class,
             options.service_level,
             options.queue_pairs,

@@ -4,6 +4,7 @@
 //! chunks are wanted, and what becomes of the grant, is not decided here.
 
 use std::collections::HashMap;
+use std::sync::PoisonError;
 
 use super::{CHUNK, IN_FLIGHT_MAX, Reading, out_of_turn};
 use crate::engine::LaneId;
@@ -185,6 +186,7 @@ impl Reading {
                     store: Store::Deliver,
                 };
                 if self.seat.fetch(lane, fetch) {
+                    self.posted.insert(token, (key.rail, len));
                     return Ok(token);
                 }
             }
@@ -213,8 +215,10 @@ impl Reading {
             let Some(LaneEvent::Landed { token, result }) = event else {
                 continue;
             };
+            let posted = self.posted.remove(&token);
             return match result {
                 Ok(landed) => {
+                    self.count(posted);
                     let slot = landed.slot.ok_or_else(out_of_turn)?;
                     Ok((
                         token,
@@ -228,6 +232,16 @@ impl Reading {
                 Err(error) => Err(self.refused(error).await),
             };
         }
+    }
+
+    fn count(&self, landed: Option<(u16, u64)>) {
+        let Some((rail, bytes)) = landed else { return };
+        let mut carried = self.carried.lock().unwrap_or_else(PoisonError::into_inner);
+        let way = match rail {
+            0 => &mut carried.tcp,
+            _ => &mut carried.rdma,
+        };
+        *way = way.saturating_add(bytes);
     }
 
     /// Why the server did not serve a READ: it says so on the control connection, if it is the

@@ -46,7 +46,7 @@ pub struct Sender {
 
     pages_credit: u32,
     walking: bool,
-    /// The walk's next page, ahead of credit.
+    /// The walk's next page, for which there is credit.
     next_page: Option<ManifestPage>,
     last_page_sent: bool,
     /// The first handle that no page has told.
@@ -90,7 +90,7 @@ enum Stage {
 }
 
 impl Sender {
-    /// A sender at the start of its run; the first poll begins the walk.
+    /// A sender at the start of its run; the first credit begins the walk.
     pub fn new(options: SenderOptions) -> Self {
         let mut options = options;
         options.open_files_max = options.open_files_max.clamp(1, OPEN_FILES_MAX);
@@ -255,16 +255,14 @@ impl Sender {
     }
 
     fn send_pages(&mut self) {
-        let room = self.entries.len() < UNSETTLED_MAX;
-        if self.pages_credit > 0
-            && room
-            && let Some(page) = self.next_page.take()
-        {
+        if let Some(page) = self.next_page.take() {
             self.pages_credit -= 1;
             self.send_page(page);
         }
-        // One page ahead of the credit, so that a walk goes on while the receiver settles.
-        if !self.walking && self.next_page.is_none() && !self.last_page_sent {
+        // Not ahead of the credit: a receiver has several pages to settle before it could miss one,
+        // and who gives no credit for many transfers must not have a page of each lie here.
+        let room = self.entries.len() < UNSETTLED_MAX;
+        if self.pages_credit > 0 && room && !self.walking && !self.last_page_sent {
             self.walking = true;
             self.start_job(Output::NextPage);
         }

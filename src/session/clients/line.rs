@@ -46,6 +46,11 @@ impl Grant {
         }
     }
 
+    /// Whether it names every export and every right.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.exports.is_none() && self.rights == Rights::ALL
+    }
+
     /// Whether it counts for one who comes from there, then.
     pub(crate) fn counts(&self, from: IpAddr, now: Timestamp) -> bool {
         let from = from.to_canonical();

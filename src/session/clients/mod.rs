@@ -73,6 +73,11 @@ impl Client {
         self.grant.as_ref().is_none_or(|grant| grant.names(export))
     }
 
+    /// Whether it may do everything in every export. What tells of other clients takes that.
+    pub(crate) fn may_all(&self) -> bool {
+        self.grant.as_ref().is_none_or(|grant| grant.is_whole())
+    }
+
     /// Whether the key's line allows this. The export may forbid it all the same.
     pub(crate) fn may(&self, right: Right) -> bool {
         self.grant

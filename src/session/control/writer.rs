@@ -22,7 +22,7 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
 /// a stopped process is usually left alone, and no longer than one is believed alive that says
 /// nothing.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Below this many queued bytes a producer without credit may go on.
+/// Below this many queued bytes a producer of long messages may go on, whatever credit it has.
 const READY_BYTES: usize = 256 << 10;
 /// A buffer above this capacity is given back once it is written.
 const IDLE_BYTES_MAX: usize = 256 << 10;
@@ -102,7 +102,8 @@ impl ControlWriter {
         self.handle.shared.lock().waiting()
     }
 
-    /// Waits until little is queued: for producers that no credit holds back, such as listings.
+    /// Waits until little is queued: for producers of long messages, as a peer may give any credit and
+    /// read nothing.
     pub async fn ready(&self) -> Result<(), ControlError> {
         let shared = &self.handle.shared;
         loop {

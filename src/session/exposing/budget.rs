@@ -27,6 +27,7 @@ pub(crate) struct Purse {
 struct Used {
     /// The window that is the session's own is in use.
     own: bool,
+    own_bytes: u64,
     shared: u64,
 }
 
@@ -49,6 +50,11 @@ impl Budget {
         })
     }
 
+    /// Bytes that sessions share now, and how many they may.
+    pub(crate) fn held(&self) -> (u64, u64) {
+        (*lock(&self.shared), self.bytes_max)
+    }
+
     /// A session's part.
     pub(crate) fn purse(self: &Arc<Self>) -> Arc<Purse> {
         Arc::new(Purse {
@@ -64,6 +70,7 @@ impl Purse {
         let mut used = lock(&self.used);
         if !used.own && bytes <= WINDOW_BYTES {
             used.own = true;
+            used.own_bytes = bytes;
             return Some(self.reservation(None));
         }
         let mut shared = lock(&self.budget.shared);
@@ -75,6 +82,12 @@ impl Purse {
         used.shared += bytes;
         *shared += bytes;
         Some(self.reservation(Some(bytes)))
+    }
+
+    /// Bytes that the session has registered.
+    pub(crate) fn held(&self) -> u64 {
+        let used = lock(&self.used);
+        used.own_bytes + used.shared
     }
 
     fn reservation(self: &Arc<Self>, shared: Option<u64>) -> Reservation {
@@ -90,7 +103,10 @@ impl Drop for Reservation {
         {
             let mut used = lock(&self.purse.used);
             match self.shared {
-                None => used.own = false,
+                None => {
+                    used.own = false;
+                    used.own_bytes = 0;
+                }
                 Some(bytes) => {
                     used.shared -= bytes;
                     *lock(&self.purse.budget.shared) -= bytes;

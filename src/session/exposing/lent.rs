@@ -6,15 +6,22 @@
 
 use std::sync::Arc;
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use super::rails::refusal;
 use super::{ServingMemory, SessionMemory, served, tcp_key};
 use crate::ids::RegionId;
 use crate::lane::{RegionTable, Served};
 use crate::memory::Slot;
-use crate::units::ChunkSize;
-use crate::wire::Fault;
 use crate::wire::message::{Grant, RegionKey};
+use crate::wire::{Fault, FaultCode};
 use crate::workers::Workers;
+
+/// A slot to lend, and the leave to: it ends when the memory is back.
+pub(crate) struct ToLend {
+    slot: Slot,
+    leave: OwnedSemaphorePermit,
+}
 
 /// A slot that a peer may read until this is dropped.
 pub(crate) struct Lent {
@@ -27,8 +34,17 @@ pub(crate) struct Lent {
 
 impl SessionMemory {
     /// A slot to lend; nothing if all are in use.
-    pub(crate) fn slot_to_lend(&self, shared: &ServingMemory) -> Option<Slot> {
-        self.window_slot(shared, ChunkSize::MIN)
+    ///
+    /// # Errors
+    /// The session has as many as it may.
+    pub(crate) fn slot_to_lend(&self, shared: &ServingMemory) -> Result<Option<ToLend>, Fault> {
+        let leave = self.leave_to_borrow().ok_or_else(|| {
+            let text = "the session measures with as much memory as it may have; try again when a \
+                        measurement has ended";
+            Fault::new(FaultCode::Busy, text)
+        })?;
+        let slot = self.lent_slot(shared);
+        Ok(slot.map(|slot| ToLend { slot, leave }))
     }
 
     /// Lets the peer read `len` bytes of the slot, or as many as it has. Blocks.
@@ -37,7 +53,7 @@ impl SessionMemory {
     /// It can't be registered, and there is no tcp beside the rails.
     pub(crate) fn lend(
         &self,
-        mut slot: Slot,
+        ToLend { mut slot, leave }: ToLend,
         len: u64,
         region: RegionId,
         regions: Arc<RegionTable>,
@@ -60,7 +76,7 @@ impl SessionMemory {
             slot: Arc::new(slot),
             len,
         };
-        regions.expose(served(region, key, content));
+        regions.expose_held(served(region, key, content), Box::new(leave));
         Ok(Lent {
             region,
             len,
@@ -112,6 +128,8 @@ mod tests {
 
     use super::*;
     use crate::lane::LaneEvent;
+    use crate::session::activity::Activity;
+    use crate::units::ChunkSize;
 
     fn table(revoked: Sender<RegionId>) -> Arc<RegionTable> {
         RegionTable::new(Arc::new(move |event| {
@@ -127,24 +145,52 @@ mod tests {
         let regions = table(revoked);
         let workers = Workers::start(NonZeroUsize::MIN).unwrap();
         let shared = ServingMemory::new(1);
-        let memory = SessionMemory::new(7);
-        let slot = memory.slot_to_lend(&shared).unwrap();
-        let slot_bytes = slot.len() as u64;
+        let memory = SessionMemory::new(7, Activity::new());
+        let slot = || memory.slot_to_lend(&shared).unwrap().unwrap();
+        let first = slot();
+        let slot_bytes = first.slot.len() as u64;
         let lend = |slot, len, region| {
             let (regions, workers) = (Arc::clone(&regions), workers.clone());
             memory.lend(slot, len, RegionId(region), regions, workers)
         };
-        let lent = lend(slot, u64::MAX, 1).unwrap();
+        let lent = lend(first, u64::MAX, 1).unwrap();
         let grant = lent.grant(1000);
         assert_eq!((grant.len, grant.keys.len()), (slot_bytes, 1));
         assert!(grant.parts.is_empty());
-        let other = lend(memory.slot_to_lend(&shared).unwrap(), 5, 2).unwrap();
+        let other = lend(slot(), 5, 2).unwrap();
         assert_eq!(other.grant(1000).len, 5);
         drop(lent);
         let patience = Duration::from_secs(60);
         assert_eq!(gone.recv_timeout(patience), Ok(RegionId(1)));
         drop(other);
         assert_eq!(gone.recv_timeout(patience), Ok(RegionId(2)));
+    }
+
+    #[test]
+    fn one_session_borrows_little_and_all_leave_some() {
+        let shared = ServingMemory::new(1);
+        let session = |number| SessionMemory::new(number, Activity::new());
+        let one = session(1);
+        let mut held = Vec::new();
+        let refused = loop {
+            match one.slot_to_lend(&shared) {
+                Ok(slot) => held.push(slot.unwrap()),
+                Err(fault) => break fault,
+            }
+        };
+        assert_eq!((held.len(), refused.code), (4, FaultCode::Busy));
+        held.pop();
+        assert!(one.slot_to_lend(&shared).is_ok());
+        // Many sessions, each as much as it gets: windows of files find slots all the same.
+        let crowd: Vec<_> = (2..100).map(session).collect();
+        for session in &crowd {
+            while let Ok(Some(slot)) = session.slot_to_lend(&shared) {
+                held.push(slot);
+            }
+        }
+        let windows: Vec<_> =
+            std::iter::from_fn(|| one.window_slot(&shared, ChunkSize::MIN)).collect();
+        assert!(windows.len() >= 32, "{}", windows.len());
     }
 
     #[test]

@@ -6,9 +6,12 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
 use super::budget::{Budget, Purse, Reservation};
 use super::rails::{RailMemory, Refusals};
 use crate::memory::{Owner, Pool, Slot};
+use crate::session::activity::Activity;
 use crate::session::machinery::pack_pool;
 use crate::units::ChunkSize;
 
@@ -18,6 +21,10 @@ const REGISTERED_BYTES_MAX: u64 = 1 << 30;
 const SLOT_BYTES_IN_ALL: usize = 256 << 20;
 /// A slot for a window: this, or one chunk where chunks are larger.
 const SLOT_BYTES_MIN: usize = 4 << 20;
+/// Slots that are lent to one session at once: nobody measures with more than one at a time.
+const LENT_MAX: usize = 4;
+/// Of the slots that all share, those that are never lent: one in so many.
+const UNLENT_SHARE: usize = 2;
 /// Sizes of slots that there are: from the least up to the largest chunk.
 const SLOT_SIZES: usize = 3;
 
@@ -37,9 +44,11 @@ pub(crate) struct SessionMemory {
     own_pack: Pool,
     /// Made when it is first needed, of the size that was needed then.
     own_slot: Mutex<Option<Pool>>,
+    lent: Arc<Semaphore>,
     purse: OnceLock<Arc<Purse>>,
     pub(super) rails: OnceLock<Arc<dyn RailMemory>>,
     pub(super) refusals: Refusals,
+    pub(super) activity: Arc<Activity>,
 }
 
 impl ServingMemory {
@@ -57,18 +66,31 @@ impl ServingMemory {
             ),
         }
     }
+
+    /// Returns the memory of slots that nobody uses to the system.
+    pub(crate) fn give_back(&self) {
+        self.packs.give_back();
+        self.slots.iter().for_each(Pool::give_back);
+    }
+
+    /// Bytes of files that are registered for all sessions beside a window of each, and the bound.
+    pub(crate) fn registered_bytes(&self) -> (u64, u64) {
+        self.budget.held()
+    }
 }
 
 impl SessionMemory {
     /// Of the session with this number, which no other has.
-    pub(crate) fn new(owner: Owner) -> Arc<Self> {
+    pub(crate) fn new(owner: Owner, activity: Arc<Activity>) -> Arc<Self> {
         Arc::new(Self {
             owner,
             own_pack: pack_pool(1),
             own_slot: Mutex::new(None),
+            lent: Arc::new(Semaphore::new(LENT_MAX)),
             purse: OnceLock::new(),
             rails: OnceLock::new(),
             refusals: Refusals::default(),
+            activity,
         })
     }
 
@@ -76,6 +98,11 @@ impl SessionMemory {
     pub(crate) fn set_rails(&self, rails: Arc<dyn RailMemory>) {
         // A second call is a defect of ours, and harmless: the first rails stay.
         let _ = self.rails.set(rails);
+    }
+
+    /// Bytes of files that are registered for the session.
+    pub(crate) fn registered_bytes(&self) -> u64 {
+        self.purse.get().map_or(0, |purse| purse.held())
     }
 
     /// What of this end's could not be read over rails.
@@ -103,7 +130,26 @@ impl SessionMemory {
 
     /// A slot for a window in a transfer with such chunks; whatever it held is still in it.
     pub(super) fn window_slot(&self, shared: &ServingMemory, chunk: ChunkSize) -> Option<Slot> {
-        let (size, bytes) = slot_size(chunk);
+        let (size, _) = slot_size(chunk);
+        self.own_window_slot(chunk)
+            .or_else(|| shared.slots[size].take())
+    }
+
+    /// Leave to have one slot more lent; nothing if the session has as many as it may.
+    pub(super) fn leave_to_borrow(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.lent).try_acquire_owned().ok()
+    }
+
+    /// A slot to lend: it serves no file, so those that do are left their part of what is shared.
+    pub(super) fn lent_slot(&self, shared: &ServingMemory) -> Option<Slot> {
+        let (size, _) = slot_size(ChunkSize::MIN);
+        let pool = &shared.slots[size];
+        self.own_window_slot(ChunkSize::MIN)
+            .or_else(|| pool.take_leaving(pool.slots_max() / UNLENT_SHARE))
+    }
+
+    fn own_window_slot(&self, chunk: ChunkSize) -> Option<Slot> {
+        let (_, bytes) = slot_size(chunk);
         let mut own = self.own_slot.lock().unwrap_or_else(PoisonError::into_inner);
         // Another size than before: as no slot of the old size is out, it can be exchanged.
         if own
@@ -115,7 +161,6 @@ impl SessionMemory {
         own.as_ref()
             .filter(|own| own.slot_bytes() >= bytes)
             .and_then(Pool::take)
-            .or_else(|| shared.slots[size].take())
     }
 
     pub(super) fn reserve(&self, shared: &ServingMemory, bytes: u64) -> Option<Reservation> {

@@ -30,6 +30,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::activity::Activity;
 use super::counters::counters;
 use super::hashing::{PIECE_BYTES, blake3_value};
 use super::sending::{Done, Jobs};
@@ -197,6 +198,7 @@ impl Exposing {
     /// Opens a file and finds out how it can be served.
     pub(super) fn open(&self, entry: EntryId) {
         let source = Arc::clone(&self.source);
+        let activity = Arc::clone(&self.session.activity);
         // Rails that are down for a moment will be what the file goes by, if there is nothing else.
         let alone = || {
             self.session
@@ -209,7 +211,7 @@ impl Exposing {
             let opened = source.open_file(entry).map_err(|error| error.fault());
             let result = opened.and_then(|file| {
                 let way = match &rails {
-                    Some(rails) if file.len > 0 => way_of(&**rails, &file)?,
+                    Some(rails) if file.len > 0 => way_of(&**rails, &file, &activity)?,
                     _ => Way::Lanes,
                 };
                 Ok(Opened { file, way })
@@ -475,6 +477,9 @@ impl Exposing {
             Some(Way::Lanes) | None => (&mut counts.tcp, &all.windows_tcp),
         };
         *count += 1;
+        self.session
+            .activity
+            .exposed(way_name(made.way.unwrap_or(Way::Lanes)));
         of_all.count();
         if let Some(held) = self.held.get_mut(&region) {
             held.registered = made.way.is_some();
@@ -611,11 +616,23 @@ impl Drop for Exposing {
 }
 
 /// How a file gets before the adapters of these rails.
-fn way_of(rails: &dyn RailMemory, file: &OpenSource) -> Result<Way, Fault> {
+fn way_of(rails: &dyn RailMemory, file: &OpenSource, activity: &Activity) -> Result<Way, Fault> {
     let ways = rails
         .ways(file.file.as_fd())
         .map_err(|error| rails::refusal(&error))?;
-    rails.policy().choose(&ways)
+    let way = rails.policy().choose(&ways)?;
+    activity.reasoned(way_name(way), &ways.reason);
+    Ok(way)
+}
+
+/// As options and status name it.
+const fn way_name(way: Way) -> &'static str {
+    match way {
+        Way::OnDemand => "odp",
+        Way::Pinned => "mmap",
+        Way::Pool => "pool",
+        Way::Lanes => "tcp",
+    }
 }
 
 /// The pack's files can't be had: there is no way for its bytes.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
+use super::super::super::activity::Activity;
 use super::super::super::sending::{Done, Jobs};
 use super::super::rails::{Hold, MemoryPolicy, RailMemory, RdmaMemory, Way, Ways};
 use super::super::{Exposing, LEASE_PATIENCE, MEMORY_PATIENCE, ServingMemory, SessionMemory};
@@ -149,7 +150,7 @@ fn world(len: usize, hash: HashKind, rails: Option<Arc<Counted>>) -> World {
     let regions = RegionTable::new(Arc::new(move |event| drop(told.send(event))));
     let (results, job_results) = mpsc::unbounded_channel();
     let workers = Workers::start(NonZeroUsize::new(2).unwrap()).unwrap();
-    let session = SessionMemory::new(5);
+    let session = SessionMemory::new(5, Activity::new());
     if let Some(rails) = rails {
         session.set_rails(rails);
     }

@@ -85,7 +85,7 @@ impl Task {
                 let Window { file, range, .. } = &self.window;
                 let way = match self.window.way {
                     // It was opened before there were rails.
-                    Way::Lanes => way_of(&**rails, file)?,
+                    Way::Lanes => way_of(&**rails, file, &self.session.activity)?,
                     way => way,
                 };
                 if !matches!(way, Way::OnDemand | Way::Pinned) {

@@ -5,7 +5,7 @@
 //! is not known here.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,12 +24,13 @@ const IDLE_BEFORE_REQUEST: Duration = Duration::from_secs(30);
 const IDLE_AFTER_REQUEST: Duration = Duration::from_secs(600);
 
 /// A session in the table. It has no peer until its client was welcomed.
-pub(super) struct Entered {
+pub(in crate::session) struct Entered {
     pub(super) key: SessionKey,
     client: Arc<Client>,
-    address: IpAddr,
     origin: Origin,
-    pub(super) peer: Option<Arc<Peer>>,
+    pub(in crate::session) peer: Option<Arc<Peer>>,
+    pub(in crate::session) from: SocketAddr,
+    pub(in crate::session) software: String,
 }
 
 impl Entered {
@@ -71,11 +72,15 @@ pub(super) fn admit(
     let entered = Entered {
         key,
         client: Arc::clone(&client),
-        address,
         origin,
         peer: None,
+        from: greeted.peer(),
+        software: greeted.hello().software.clone(),
     };
     sessions.insert(id, entered);
+    if let Some(peer) = &evicted {
+        serving.past.add(peer.activity().traffic());
+    }
     drop(sessions);
     if let Some(peer) = evicted {
         let text = "the session was idle and its place was needed; connect again";
@@ -89,7 +94,9 @@ pub(super) fn admit(
 pub(super) fn review(serving: &Serving) {
     let mut over = Vec::new();
     for entered in serving.lock().values() {
-        let now = serving.admission.admit(entered.client.key, entered.address);
+        let now = serving
+            .admission
+            .admit(entered.client.key, entered.from.ip());
         if now.as_ref() != Ok(&*entered.client)
             && let Some(peer) = &entered.peer
         {
@@ -161,7 +168,12 @@ pub(super) struct Leaving<'a> {
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        self.serving.lock().remove(&self.id);
+        let mut sessions = self.serving.lock();
+        // Under the lock: whoever asks for the status finds its bytes in one place or the other.
+        if let Some(peer) = sessions.remove(&self.id).and_then(|entered| entered.peer) {
+            self.serving.past.add(peer.activity().traffic());
+        }
+        drop(sessions);
         self.serving.ended.notify_waiters();
     }
 }

@@ -19,7 +19,7 @@ use crate::session::watch::{Ended, Watch, WatchOptions};
 use crate::storage::LastSymlink;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, SourceSpec, WalkOptions};
-use crate::wire::message::{Direction, Open, Overwrite, RemotePath};
+use crate::wire::message::{Direction, Open, Overwrite, RemotePath, Running};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// A transfer whose client lets nothing move for this long, and does not even renew leases, is ended;
@@ -41,6 +41,14 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
     tracing::info!(
         %session, %transfer, direction, export, path, sources, hash = ?open.hash, "transfer began"
     );
+    let shared = Arc::default();
+    let kind = match &open.direction {
+        Direction::Pull(_) => Running::Pull,
+        Direction::Push { .. } => Running::Push,
+    };
+    let about = format!("{export}/{path}");
+    let activity = seat.peer.activity();
+    let _begun = activity.begin(transfer, kind, about, Arc::clone(&shared));
     // The owner is the client; it cancels by message.
     let (_cancel, cancel) = watch::channel(None);
     let watch = |roots| {
@@ -48,7 +56,7 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
             transfer,
             roots,
             locations: None,
-            shared: Arc::default(),
+            shared: Arc::clone(&shared),
             events: None,
             cancel: cancel.clone(),
             stall_timeout: STALL_TIMEOUT,

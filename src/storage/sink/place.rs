@@ -32,6 +32,9 @@ use crate::wire::{Fault, FaultCode};
 /// Most directories that are open at once: a walk goes depth first.
 const UNENDED_MAX: usize = DEPTH_MAX + 1;
 
+/// How often a name is looked at whose file is another each time.
+const LOOKS_MAX: u32 = 8;
+
 /// Where an entry is put.
 struct Spot {
     parent: Parent,
@@ -260,31 +263,37 @@ impl Sink {
         metadata: Metadata,
         page: &Page,
     ) -> Result<Placed, Fault> {
-        let (there, spot) = what_is_there(spot)?;
-        if let Some(there) = &there {
-            let (directory, name) = (&spot.directory, spot.name()?);
-            let shown = directory.shown(name);
-            let mut outcome = Outcome::Unchanged;
-            let stays = match compare::file(offered, there, self.overwrite, page.now) {
-                Decision::Replace => false,
-                Decision::Keep => true,
-                Decision::Same => {
-                    outcome = self.update_file(id, &spot, &shown, &metadata, there)?;
-                    true
-                }
+        let (mut there, mut spot) = what_is_there(spot)?;
+        let mut looks = 1;
+        while let Some(seen) = &there {
+            let shown = spot.directory.shown(spot.name()?);
+            let outcome = match compare::file(offered, seen, self.overwrite, page.now) {
+                Decision::Replace => break,
+                Decision::Keep => Some(Outcome::Unchanged),
+                Decision::Same => self.update_file(id, &spot, &shown, &metadata, seen)?,
                 Decision::Exists => return Err(exists(&shown)),
             };
-            if stays {
+            if let Some(outcome) = outcome {
                 self.remember(id, linked, shown)?;
                 return Ok(Placed::Settled(outcome));
             }
+            // Runs into one tree that began together each publish the file that none had found: what
+            // is there now is looked at afresh.
+            if looks == LOOKS_MAX {
+                let text = "another run is writing it at the same time; run it again when that has \
+                            ended";
+                return Err(StorageError::refused("update", shown, FaultCode::Busy, text).into());
+            }
+            looks += 1;
+            (there, spot) = what_is_there(spot)?;
         }
         let existing_mode = there.filter(Status::is_file).map(|there| there.mode);
         self.want(id, spot, metadata, linked, existing_mode, State::Wanted)?;
         Ok(Placed::Fetch)
     }
 
-    /// Content is the same; the rest is brought up to date where that was asked for.
+    /// Content is the same; the rest is brought up to date where that was asked for. Nothing: another
+    /// file has taken the name meanwhile.
     fn update_file(
         &self,
         id: EntryId,
@@ -292,7 +301,7 @@ impl Sink {
         shown: &[u8],
         metadata: &Metadata,
         there: &Status,
-    ) -> Result<Outcome, Fault> {
+    ) -> Result<Option<Outcome>, Fault> {
         let mode = self
             .rules
             .exact_mode(metadata.mode, None)
@@ -303,14 +312,16 @@ impl Sink {
         let notes = self.notes.of(id);
         self.rules.note_set_id(metadata.mode, mode, notes);
         if !differs && !preserve.xattrs {
-            return Ok(Outcome::Unchanged);
+            return Ok(Some(Outcome::Unchanged));
         }
         let failed = |errno| StorageError::new("open", shown, errno);
-        let file = open_file(&spot.directory, spot.name()?, there).map_err(failed)?;
+        let file = match open_file(&spot.directory, spot.name()?, there) {
+            Err(Errno::NOENT) => return Ok(None),
+            opened => opened.map_err(failed)?,
+        };
         let status = Status::of(&file).map_err(failed)?;
         if !status.same_file(there) {
-            let text = "it was replaced while it was looked at; run it again";
-            return Err(StorageError::refused("update", shown, FaultCode::Storage, text).into());
+            return Ok(None);
         }
         let updated = self
             .rules
@@ -319,10 +330,10 @@ impl Sink {
             // Opened up to be looked at only.
             fchmod(&file, Mode::from_raw_mode(there.mode)).map_err(failed)?;
         }
-        Ok(match updated? {
+        Ok(Some(match updated? {
             true => Outcome::Updated,
             false => Outcome::Unchanged,
-        })
+        }))
     }
 
     fn place_symlink(

@@ -68,7 +68,7 @@ impl PlaceFields {
 
 impl FaultFields {
     pub(super) fn new(fault: &Fault, location: Option<&Location>) -> Self {
-        let kind = ErrorKind::of_fault(fault.code);
+        let kind = ErrorKind::of_fault(fault.class());
         Self {
             kind: error_kind_name(kind),
             message: message(&fault.text, location),

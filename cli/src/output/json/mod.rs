@@ -16,9 +16,10 @@ use rdcp::progress::EntryType;
 use rdcp::progress::{Event, Progress};
 use rdcp::wire::message::{Listed, ListedKind};
 use rdcp::wire::{Fault, FaultCode};
-use rdcp::{Error, ErrorKind, Location};
+use rdcp::{Error, ErrorKind, Location, Status};
 use serde::Serialize;
 
+use super::status::{SessionBody, StatusBody};
 use lines::{
     AboutBody, ByTransport, CheckBody, DiagnosisFields, DifferenceBody, DigestBody, EntryBody,
     EntryMore, ErrorBody, FaultFields, FiguresBody, Line, MeasuredBody, OfferBody, PathFields,
@@ -296,6 +297,14 @@ impl Json {
             transports: transports.collect(),
         };
         self.put(io, "ping", body);
+    }
+
+    /// The server as a whole, then a line for each session.
+    pub(super) fn status(&mut self, io: &mut Io, server: &str, status: &Status) {
+        self.put(io, "status", StatusBody::new(server, status));
+        for session in &status.listed {
+            self.put(io, "session", SessionBody::new(session));
+        }
     }
 
     pub(super) fn measured(&mut self, io: &mut Io, measured: &Measured) {

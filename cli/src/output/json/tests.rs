@@ -145,8 +145,8 @@ fn listings_are_exact() {
     };
     let lines = lines(
         |output| {
-            output.entry(b"l", &listed, false);
-            output.entry(b"data", &export, false);
+            output.entry(b"l", b"l", &listed, false);
+            output.entry(b"data", b"data", &export, false);
             output.digest(b"f", &[0; 32], HashKind::Sha256, 3);
             output.difference(b"f", Difference::MissingHere);
         },

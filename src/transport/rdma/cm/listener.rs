@@ -20,6 +20,7 @@ use super::line::{Line, LineEar};
 use super::reader::{Ear, Hearing, Reader};
 use super::{TOKEN_BYTES, Token, decided, elsewhere, is_of, parameters};
 use crate::sys::verbs::cm::{Event, Identifier, Told};
+use crate::tally::Tally;
 use crate::transport::rdma::endpoint::{Connected, Endpoint, LinkOptions};
 use crate::transport::rdma::words;
 
@@ -252,8 +253,7 @@ impl Ear for Gate {
 struct Refusals {
     since: Instant,
     in_this_second: u32,
-    untold: u64,
-    told: Option<Instant>,
+    lines: Tally,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -264,16 +264,12 @@ struct Verdict {
     tell: Option<u64>,
 }
 
-/// Between two log lines about refusals.
-const TELL_PAUSE: Duration = Duration::from_secs(10);
-
 impl Refusals {
     fn new(now: Instant) -> Self {
         Self {
             since: now,
             in_this_second: 0,
-            untold: 0,
-            told: None,
+            lines: Tally::default(),
         }
     }
 
@@ -283,15 +279,9 @@ impl Refusals {
             self.in_this_second = 0;
         }
         self.in_this_second = self.in_this_second.saturating_add(1);
-        self.untold += 1;
-        let is_due = |told: Instant| now.saturating_duration_since(told) >= TELL_PAUSE;
-        let tell = self.told.is_none_or(is_due).then(|| {
-            self.told = Some(now);
-            std::mem::take(&mut self.untold)
-        });
         Verdict {
             pause: self.in_this_second > REFUSALS_PER_SECOND,
-            tell,
+            tell: self.lines.count(now),
         }
     }
 }
@@ -313,6 +303,7 @@ impl fmt::Debug for Awaited {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tally::TELL_PAUSE;
 
     #[test]
     fn who_is_refused_often_waits_and_the_log_is_told_now_and_then() {
