@@ -189,7 +189,7 @@ fn options_of_rsync_are_answered_with_what_rdcp_does() {
     for (option, part) in [
         ("-az", "hint: contents are not compressed"),
         ("-n", "hint: there is no dry run"),
-        ("-aP", "hint: a file that is not complete is never left"),
+        ("-aP", "hint: the same command again goes on"),
         ("--delete", "hint: a copy removes nothing"),
     ] {
         let words = ["push", option, "a", "h:/e"];

@@ -237,7 +237,12 @@ fn a_lost_peer_leaves_what_is_there() {
     let (_proxy, running) = copying.hold(&daemon);
     daemon.signal(Signal::KILL);
     daemon.wait();
-    running.wait().expect(3);
+    let lines = running.wait().expect(3).json();
+    let error = lines.iter().find(|line| line["type"] == "error").unwrap();
+    assert!(
+        error["hint"].as_str().unwrap().contains("goes on"),
+        "{error}"
+    );
     let daemon = copying.world.serve();
     let (resumed, _) = copying.finish(&daemon);
     assert!(resumed >= 8 * MIB, "{resumed}");
@@ -259,7 +264,7 @@ fn a_source_that_changed_is_fetched_anew_and_that_is_told() {
 
 #[test]
 fn a_journal_that_is_damaged_or_gone_is_not_believed() {
-    let damages: &[(&str, fn(&Path))] = &[
+    let damages: &[Damage] = &[
         ("its first byte", |path| flip(path, 0)),
         ("its length of the file", |path| flip(path, 16)),
         ("its first record", |path| flip(path, 110)),
@@ -278,6 +283,9 @@ fn a_journal_that_is_damaged_or_gone_is_not_believed() {
         fs::remove_file(copying.target().join("copy")).unwrap();
     }
 }
+
+/// What is done to a journal, and the doing.
+type Damage = (&'static str, fn(&Path));
 
 fn cut(path: &Path, len: u64) {
     let file = fs::File::options().write(true).open(path).unwrap();

@@ -26,6 +26,7 @@
 //!  - a grant of length 0 opens no region and is not released;
 //!  - a region holds either packed files only or one window of one file;
 //!  - windows of a file come in ascending order and cover all that was wanted of it;
+//!  - a window may be released unread, or read in part: what an interrupted run left is not read again;
 //!  - SHA-256: the values of a window's chunks and of the chunk before it come before its grant;
 //!  - Finish releases what is granted, for a grant may be under way when the last entry fails;
 //!  - entries that a page told and that are settled at once need no Want;

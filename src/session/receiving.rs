@@ -492,7 +492,7 @@ impl Driver {
                     outcome: Outcome::Failed(_),
                 } = &event
                 {
-                    // Whatever ends the run, this one did not fail by that.
+                    // Whatever ends the run, this one failed by itself and leaves nothing.
                     self.files.remove(entry);
                 }
                 self.watch.event(event).await;

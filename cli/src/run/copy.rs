@@ -13,6 +13,8 @@ use crate::job::{TransferJob, Way};
 use crate::output::{Output, Summary};
 use crate::signals::Signals;
 
+/// What to do about a copy that was cut short.
+const GOES_ON: &str = "the same command again goes on from here";
 /// How often the bar moves while nothing happens.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -124,12 +126,17 @@ fn ended(
                 output.unfinished(&Summary::from(report));
             }
             let error = Error::new(ErrorKind::Cancelled, "interrupted");
-            output.error(&error.with_hint("the same command again goes on from here"));
+            output.error(&error.with_hint(GOES_ON));
             End::signal(status)
         }
         (Err(error), None) => {
             if let Some(report) = error.report() {
                 output.unfinished(&Summary::from(report));
+            }
+            // What ended it in the middle may not be there the next time.
+            let broke = matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::TimedOut);
+            if broke && error.report().is_some() && error.hint().is_none() {
+                return fail(output, &error.with_hint(GOES_ON));
             }
             fail(output, &error)
         }
