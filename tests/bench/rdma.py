@@ -112,7 +112,8 @@ def table(values, size_mib):
     copying = min(median["read_bw_beside_writes"], median["writes_beside_reads"])
     to_both = lambda value: f"{to_ceiling(value)}  {ratio(value, copying)}"  # noqa: E731
     print(f"{'median of ' + str(len(values['read_bw_polled'])) + ' rounds':<36} "
-          f"{'':15}  {'lowest':>9} .. {'highest':<9} ratio to ib_read_bw's better, to reads and writes together")
+          f"{'':15}  {'lowest':>9} .. {'highest':<9} "
+          "ratio to ib_read_bw's better, to reads and writes together")
     rate("ib_read_bw, polled", "read_bw_polled", to_ceiling)
     rate("ib_read_bw, events", "read_bw_events", to_ceiling)
     rate("ib_read_bw, events, beside writes", "read_bw_beside_writes", to_both)

@@ -106,8 +106,8 @@ def _header(path, line):
     told = dict(DEFAULTS)
     for word in line.split():
         key, _, value = word.partition("=")
-        understood = value.isdecimal() if key == "limit_s" else set(value.split(",")) <= ALLOWED.get(key, set())
-        if not understood:
+        allowed = set(value.split(",")) <= ALLOWED.get(key, set())
+        if not (value.isdecimal() if key == "limit_s" else allowed):
             raise LabError(f"{path}: {word}: not understood")
         told[key] = value
     return told
