@@ -1,7 +1,7 @@
 //! The server's answer to whoever asks what it does.
 //!
-//! In: a question and the table of sessions. Out: a page of them. Clients can't prove yet who they are,
-//! so everybody who may connect sees every session: that is loopback, or `auth = "none"`.
+//! In: a question and the table of sessions. Out: a page of them. Whoever gets it sees
+//! every session; who may ask is decided before.
 
 use std::sync::PoisonError;
 

@@ -147,10 +147,10 @@ pub(crate) enum Command {
 
     /// Show what a server does: its sessions, what runs in them, memory and bytes by transport
     ///
-    /// Clients can't prove yet who they are, so everybody who may connect sees all sessions: that is
-    /// every user of the server's host, or with auth = "none" whoever reaches its port. Bytes that
-    /// the adapters of clients read by RDMA are not seen by the server; it counts the windows that it
-    /// exposed to them, by the way that each got before adapters and with the reason.
+    /// A server that asks its clients for keys answers those whose key is not limited; another answers
+    /// everybody who may connect. Bytes that the adapters of clients read by RDMA are not seen by the
+    /// server; it counts the windows that it exposed to them, by the way that each got before adapters
+    /// and with the reason.
     #[command(after_long_help = long_tail(examples::STATUS_EXAMPLES))]
     Status(StatusArgs),
 
