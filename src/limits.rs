@@ -31,6 +31,8 @@ pub const PACK_BYTES_MAX: u64 = 1 << 20;
 pub const PACK_FILES_MAX: usize = 512;
 /// Window of a file that one region covers, in bytes.
 pub const WINDOW_BYTES: u64 = 64 << 20;
+/// Most windows of one file that are out at once; a quarter of the credit each is all of it.
+pub const WINDOWS_PER_FILE_MAX: usize = 4;
 /// Most data extents told per grant; a more fragmented window is told in coarser extents.
 pub const GRANT_EXTENTS_MAX: usize = 1024;
 /// Most chunk digests in one DIGESTS message.

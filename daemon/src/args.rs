@@ -56,9 +56,9 @@ pub(crate) struct Args {
 
     /// Let in the clients whose keys this file lists
     ///
-    /// A line is [OPTIONS] SHA256:... [COMMENT]. Options, with commas between them: export="a,b",
-    /// rights="list,read,create,overwrite,delete", from="10.0.0.0/8,::1", expires="2027-01-31". The
-    /// file is read again when it changes.
+    /// A line is a key as `rdcp keygen` prints it. Options before it, with commas between them and no
+    /// spaces, limit it: export="a,b", rights="list,read,create,overwrite,delete",
+    /// from="10.0.0.0/8,::1", expires="2027-01-31". The file is read again when it changes.
     #[arg(long, value_name = "FILE")]
     pub(crate) authorized_keys: Option<PathBuf>,
 

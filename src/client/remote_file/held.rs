@@ -26,7 +26,7 @@ use super::{CHUNK, Reading, closed, out_of_turn};
 use crate::error::{Error, ErrorKind};
 use crate::ids::{RemoteKey, TransferId};
 use crate::lane::{LANDING_SLOT_BYTES, Solo, SoloError, SoloRead};
-use crate::limits::WINDOW_BYTES;
+use crate::limits::{WINDOW_BYTES, WINDOWS_PER_FILE_MAX};
 use crate::memory::{Pool, Slot};
 use crate::session::exposing::{LEASE_PATIENCE, RENEWAL_PAUSE};
 use crate::session::peer::Peer;
@@ -206,6 +206,10 @@ impl Reading {
             if is_last {
                 return Ok(grants);
             }
+            if grants.len() == WINDOWS_PER_FILE_MAX {
+                // The next one is granted when one of these is given back, which is never.
+                return Err(too_much(&grants));
+            }
         }
     }
 
@@ -234,6 +238,16 @@ impl Reading {
             }
         }
     }
+}
+
+/// The server's windows are shorter where it copies files into a pool for its adapters.
+fn too_much(grants: &[(Grant, GrantPart)]) -> Error {
+    let bytes: u64 = grants.iter().map(|(_, part)| part.len).sum();
+    let message = format!(
+        "the server holds at most {} MiB of a file at once, as it copies them for its adapters",
+        bytes >> 20
+    );
+    Error::new(ErrorKind::Usage, message).with_hint("hold a shorter range")
 }
 
 /// The connection to read all of this by, with its rail: a queue pair of a rail that reaches all, else

@@ -2,7 +2,7 @@
 
 use crate::engine::{internal, protocol};
 use crate::ids::{EntryId, RegionId};
-use crate::limits::{GRANT_EXTENTS_MAX, WINDOW_BYTES};
+use crate::limits::{GRANT_EXTENTS_MAX, WINDOW_BYTES, WINDOWS_PER_FILE_MAX};
 use crate::units::{ByteRange, ChunkIndex, ChunkRange};
 use crate::wire::message::{Grant, GrantPart, HashKind, RegionKey};
 use crate::wire::{Fault, Message};
@@ -12,9 +12,6 @@ use super::packing::Turn;
 use super::proofs::Proofs;
 use super::regions::{Content, Region, RegionStage};
 use super::{ExposedWindow, Output, Sender};
-
-/// Most windows of one file that are out at once; a quarter of the credit each is all of it.
-const WINDOWS_PER_FILE_MAX: usize = 4;
 
 /// A part of a big file that is a region.
 #[derive(Debug)]
