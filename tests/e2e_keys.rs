@@ -191,6 +191,16 @@ fn a_line_says_which_exports_and_what_may_be_done() {
     run("maker", "push", &push(&file)).ok();
     assert_eq!(world.read("export/file"), b"content");
     run("maker", "mkdir", &[daemon.url("data/dir")]).ok();
+    // A directory that is there is changed in nothing but what is put into it.
+    let mode = |path: &str| fs::metadata(world.path(path)).unwrap().permissions().mode() & 0o7777;
+    fs::set_permissions(world.path("export/dir"), fs::Permissions::from_mode(0o750)).unwrap();
+    world.write("local/dir/inner", "inner");
+    fs::set_permissions(world.path("local/dir"), fs::Permissions::from_mode(0o1777)).unwrap();
+    let tree: [OsString; 2] = ["-a".into(), "dir".into()];
+    let tree = [&never[..], &tree, &[daemon.url("data/")]].concat();
+    run("maker", "push", &tree).ok();
+    assert_eq!(world.read("export/dir/inner"), b"inner");
+    assert_eq!(mode("export/dir"), 0o750);
     run("maker", "pull", &[file.clone(), "x".into()]).expect(4);
 
     // Whom else the server has is for keys without limits.

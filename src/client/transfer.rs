@@ -195,6 +195,7 @@ async fn run_pull(
         overwrite: options.overwrite,
         preserve: options.preserve,
         sync: options.sync,
+        only_adds: false,
     };
     // Looking at the destination can block.
     let target = bytes_of(&destination);

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
+use tokio::task::JoinHandle;
 
 pub(super) use self::entering::Entered;
 use self::entering::{Leaving, admit};
@@ -287,23 +288,22 @@ pub(crate) async fn accept(serving: Arc<Serving>, listener: TcpListener) {
 
 /// Looks now and then whether the list of keys was edited, until its task is ended.
 pub(crate) async fn watch_keys(serving: Arc<Serving>) {
+    let mut looking: Option<JoinHandle<()>> = None;
     loop {
         tokio::time::sleep(KEYS_PAUSE).await;
-        let looking = Arc::clone(&serving);
-        // Files may block, even small ones.
-        let looked = tokio::task::spawn_blocking(move || {
-            if let Admission::Keys(keys) = &looking.admission
-                && let Err(error) = keys.refresh()
-            {
-                let reason = chain(&error);
-                tracing::error!(reason, "the keys that are let in stay as they were");
-            }
-            // Every time: a key may have expired.
-            entering::review(&looking);
-        });
-        if looked.await.is_err() {
-            return;
+        // Files may block, even small ones, and what is known counts meanwhile: a key may expire.
+        if looking.as_ref().is_none_or(JoinHandle::is_finished) {
+            let serving = Arc::clone(&serving);
+            looking = Some(tokio::task::spawn_blocking(move || {
+                if let Admission::Keys(keys) = &serving.admission
+                    && let Err(error) = keys.refresh()
+                {
+                    let reason = chain(&error);
+                    tracing::error!(reason, "the keys that are let in stay as they were");
+                }
+            }));
         }
+        entering::review(&serving);
     }
 }
 

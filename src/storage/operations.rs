@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::at::{self, read_link};
 use super::directory::{Directory, OpenDirectories};
 use super::error::StorageError;
+use super::part_name::is_part_name;
 use super::root::{LastSymlink, Root};
 use super::source::read_at;
 use super::status::Status;
@@ -257,6 +258,16 @@ fn make_one(root: &Root, path: &[u8]) -> Result<(), StorageError> {
         Some(Errno::NOTDIR) => no_directory(&error.path),
         _ => error,
     })?;
+    if is_part_name(name.as_bytes()) {
+        // It would keep a file of another client from being written, and no listing shows it.
+        let text = "names like this are kept for files that are being written; choose another";
+        return Err(StorageError::refused(
+            "make directory",
+            path,
+            FaultCode::Denied,
+            text,
+        ));
+    }
     mkdirat(
         &parent,
         name.as_bytes(),

@@ -194,6 +194,12 @@ fn directories_are_made() {
     assert!(top.path().join("a/b/c").is_dir());
     let error = make_directory(&root, b"d/file/x", true).unwrap_err();
     assert_eq!(error.code(), FaultCode::WrongKind);
+    // Where a file of somebody's may be growing, and no listing would show it.
+    for parents in [false, true] {
+        let hidden = part_name(7);
+        let error = make_directory(&root, hidden.as_bytes(), parents).unwrap_err();
+        assert_eq!(error.code(), FaultCode::Denied);
+    }
     assert!(make_directory(&root, b"../x", true).is_err());
     assert!(make_directory(&root, b"d/up/up/x", true).is_err());
     assert!(make_directory(&root, b"/x", true).is_err());

@@ -76,6 +76,9 @@ pub struct SinkOptions {
     pub preserve: Preserve,
     /// Whether entries are durable before they count as done.
     pub sync: bool,
+    /// Whether directories that are there keep their modes, owners, attributes and times: for those
+    /// who may add and change nothing.
+    pub only_adds: bool,
 }
 
 /// What becomes of an entry that a page told.
@@ -116,6 +119,7 @@ pub struct Sink {
     rules: Rules,
     overwrite: Overwrite,
     sync: bool,
+    only_adds: bool,
     /// Most files open at once in a group commit.
     group_files_max: usize,
     /// What open directories, groups and part files take their descriptors from.
@@ -203,6 +207,7 @@ impl Sink {
             overwrite,
             preserve,
             sync,
+            only_adds,
         } = options;
         let descriptors = budget.account();
         Self {
@@ -210,6 +215,7 @@ impl Sink {
             rules: Rules::new(preserve),
             overwrite,
             sync,
+            only_adds,
             group_files_max: share,
             notes: Notes::default(),
             stopped: AtomicBool::new(false),

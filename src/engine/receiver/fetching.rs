@@ -8,7 +8,7 @@ use crate::wire::message::{HashKind, Outcome};
 use crate::wire::{Fault, FaultCode};
 
 use super::entries::{State, changed};
-use super::file::{PartFile, Phase, Step};
+use super::file::{Keep, PartFile, Phase, Step};
 use super::lanes::{Avoid, InFlight, Pick, TCP, Target};
 use super::{Fetch, FetchFailure, Output, PackResult, Receiver};
 
@@ -245,20 +245,31 @@ impl Receiver {
         };
         let mut bytes = 0;
         let mut kept = Vec::with_capacity(chunks.len());
+        let mut is_changed = false;
         for (chunk, value) in chunks {
-            if let Some(index) = window.position(chunk.0)
-                && window.keep(index, value)
-            {
-                bytes += size.range(chunk, file_len).len();
-                let digest = Some(value);
-                kept.push(Output::Verified {
-                    entry,
-                    chunk,
-                    digest,
-                });
+            let Some(index) = window.position(chunk.0) else {
+                continue;
+            };
+            match window.keep(index, value) {
+                Keep::Yes => {
+                    bytes += size.range(chunk, file_len).len();
+                    let digest = Some(value);
+                    kept.push(Output::Verified {
+                        entry,
+                        chunk,
+                        digest,
+                    });
+                }
+                Keep::Changed => is_changed = true,
+                Keep::No => {}
             }
         }
         window.proved();
+        if is_changed {
+            // What its version did not show. Not fetched over what is there: holes are not written.
+            self.fail_file(entry, changed());
+            return Ok(());
+        }
         self.outputs.extend(kept);
         if bytes > 0 {
             let resumed = &mut self.ledger.carried.resumed;

@@ -160,6 +160,16 @@ struct Chunk {
     value: [u8; 32],
 }
 
+/// Whether a chunk that an earlier run stored counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    Yes,
+    /// It was not asked about.
+    No,
+    /// The sender has told another value.
+    Changed,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkState {
     /// To be fetched.
@@ -336,16 +346,18 @@ impl Window {
             .collect()
     }
 
-    /// A chunk that was set aside is there, with this value. Whether it counts: not if the sender
-    /// told another.
-    pub(super) fn keep(&mut self, index: u32, value: [u8; 32]) -> bool {
+    /// A chunk that was set aside is there, with this value. Whether it counts.
+    pub(super) fn keep(&mut self, index: u32, value: [u8; 32]) -> Keep {
         let chunk = &mut self.chunks[index as usize];
-        let kept = chunk.state == ChunkState::Held && (!chunk.told || chunk.value == value);
-        if kept {
-            (chunk.state, chunk.value) = (ChunkState::Kept, value);
-            self.left -= 1;
+        if chunk.state != ChunkState::Held {
+            return Keep::No;
         }
-        kept
+        if chunk.told && chunk.value != value {
+            return Keep::Changed;
+        }
+        (chunk.state, chunk.value) = (ChunkState::Kept, value);
+        self.left -= 1;
+        Keep::Yes
     }
 
     /// It has been looked at all that was set aside: what was not kept is fetched.

@@ -6,14 +6,15 @@
 //! read before stays in force, so that a slip of the pen locks nobody out and lets nobody in.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
+use rustix::fs::OFlags;
 
 use super::line::{Grant, parse};
 use crate::session::own_key::Fingerprint;
@@ -33,7 +34,10 @@ pub(crate) enum AuthorizedKeysError {
         source: io::Error,
     },
     /// Others could add a key to it.
-    #[error("{} may be written by others than its owner: chmod go-w it", path.display())]
+    #[error(
+        "{} must belong to root or to this user, and only its owner may write it: chmod go-w it",
+        path.display()
+    )]
     NotSafe {
         /// The file.
         path: PathBuf,
@@ -61,10 +65,13 @@ pub(crate) struct AuthorizedKeys {
 /// What the file said when it was last read.
 #[derive(Debug, Default)]
 struct Listed {
-    stamp: Option<Stamp>,
+    stamp: Option<Looked>,
     /// Of each key its lines, in their order.
     keys: HashMap<Fingerprint, Vec<Arc<Grant>>>,
 }
+
+/// What looking at the file came to.
+type Looked = Result<Stamp, io::ErrorKind>;
 
 /// Changes when a file is edited or replaced.
 type Stamp = (u64, u64, u64, i64, i64);
@@ -111,7 +118,8 @@ impl AuthorizedKeys {
         let Some(path) = &self.file else {
             return Ok(());
         };
-        let stamp = File::open(path).and_then(|file| stamp_of(&file)).ok();
+        let looked = open(path).and_then(|file| stamp_of(&file));
+        let stamp = Some(looked.map_err(|error| error.kind()));
         if stamp == self.lock().stamp {
             return Ok(());
         }
@@ -120,7 +128,10 @@ impl AuthorizedKeys {
             Err(AuthorizedKeysError::Io { source, .. })
                 if source.kind() == io::ErrorKind::NotFound =>
             {
-                Ok(Listed::default())
+                Ok(Listed {
+                    stamp,
+                    ..Listed::default()
+                })
             }
             other => other,
         };
@@ -147,13 +158,15 @@ fn read(path: &Path) -> Result<Listed, AuthorizedKeysError> {
         path: path.to_owned(),
         source,
     };
-    let file = File::open(path).map_err(failed)?;
+    let file = open(path).map_err(failed)?;
     let stamp = stamp_of(&file).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
         return Err(failed(io::Error::other("it is no regular file")));
     }
-    if metadata.mode() & 0o022 != 0 {
+    let owner = metadata.uid();
+    let owned = owner == 0 || owner == rustix::process::geteuid().as_raw();
+    if !owned || metadata.mode() & 0o022 != 0 {
         return Err(AuthorizedKeysError::NotSafe {
             path: path.to_owned(),
         });
@@ -178,8 +191,14 @@ fn read(path: &Path) -> Result<Listed, AuthorizedKeysError> {
             }
         }
     }
-    let stamp = Some(stamp);
+    let stamp = Some(Ok(stamp));
     Ok(Listed { stamp, keys })
+}
+
+/// A FIFO in its place must not hold anybody up.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 fn stamp_of(file: &File) -> io::Result<Stamp> {
@@ -230,7 +249,12 @@ mod tests {
         keys.refresh().unwrap();
         assert!(!lists(&keys, &first) && lists(&keys, &second));
 
+        // First something that can't be read, then nothing at all.
         fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(keys.refresh().is_err());
+        assert!(lists(&keys, &second));
+        fs::remove_dir(&path).unwrap();
         keys.refresh().unwrap();
         assert!(!lists(&keys, &second) && lists(&keys, &said));
     }
@@ -246,6 +270,12 @@ mod tests {
             matches!(error, AuthorizedKeysError::NotSafe { .. }),
             "{error}"
         );
+        if rustix::process::geteuid().is_root() {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+            std::os::unix::fs::chown(&path, Some(1), None).unwrap();
+            let error = AuthorizedKeys::new(Vec::new(), Some(path.clone())).unwrap_err();
+            assert!(error.to_string().contains("belong to root"), "{error}");
+        }
         let absent = AuthorizedKeys::new(Vec::new(), Some(directory.path().join("none")));
         assert!(matches!(absent, Err(AuthorizedKeysError::Io { .. })));
         assert!(AuthorizedKeys::new(Vec::new(), Some(directory.path().into())).is_err());

@@ -67,13 +67,23 @@ pub(super) fn parse(line: &str) -> Result<Option<(Fingerprint, Grant)>, String> 
     }
     let (first, rest) = first_word(line)?;
     if let Ok(key) = first.parse() {
-        return Ok(Some((key, Grant::WHOLE)));
+        return without_options(rest).map(|()| Some((key, Grant::WHOLE)));
     }
-    let (second, _comment) = first_word(rest.trim_start())?;
+    let (second, comment) = first_word(rest.trim_start())?;
+    without_options(comment)?;
     let key = second.parse::<Fingerprint>().map_err(|_| {
         "no key: a line is [OPTIONS] SHA256:... [COMMENT], as 'rdcp keygen' prints it".to_owned()
     })?;
     Ok(Some((key, parse_options(first)?)))
+}
+
+/// Who writes options where a comment stands means to limit the key.
+fn without_options(comment: &str) -> Result<(), String> {
+    let names = ["export=", "rights=", "from=", "expires="];
+    if names.iter().any(|name| comment.contains(name)) {
+        return Err("options stand before the key, not behind it".to_owned());
+    }
+    Ok(())
 }
 
 /// Up to the first space outside of quotes.
@@ -223,6 +233,15 @@ mod tests {
         ] {
             let error = grant(options).unwrap_err();
             assert!(error.contains(part), "{options}: {error}");
+        }
+        for line in [
+            format!("{KEY} rights=\"read\""),
+            format!("from=\"::1\" {KEY} a export=\"b\""),
+        ] {
+            assert!(
+                parse(&line).unwrap_err().contains("before the key"),
+                "{line}"
+            );
         }
         for line in ["ssh-ed25519 AAAA", "SHA256:short", "rights=\"read\""] {
             assert!(parse(line).unwrap_err().contains("no key"), "{line}");

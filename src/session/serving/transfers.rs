@@ -190,6 +190,7 @@ async fn receive(
         overwrite,
         preserve: open.preserve,
         sync,
+        only_adds: !client.may(Right::Overwrite),
     };
     let root = Arc::clone(&export.root);
     let sink = Sink::new(root, destination.path, options);

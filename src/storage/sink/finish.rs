@@ -105,11 +105,16 @@ impl Sink {
         } else {
             now
         };
-        let updated = self
-            .rules
-            .update(handle, shown, metadata, &seen, mode, self.notes.of(id))?;
+        let keeps = self.only_adds && !directory.made;
+        let updated = !keeps
+            && self
+                .rules
+                .update(handle, shown, metadata, &seen, mode, self.notes.of(id))?;
         if opened_up && !updated {
             fchmod(handle, Mode::from_raw_mode(before.mode)).map_err(failed("set the mode of"))?;
+        }
+        if keeps {
+            return Ok(Outcome::Unchanged);
         }
         if directory.touched || !is_same_time(now.mtime, metadata.mtime) {
             futimens(handle, &times(metadata.mtime)).map_err(failed("set the time of"))?;

@@ -77,6 +77,7 @@ impl Field {
             overwrite,
             preserve,
             sync,
+            only_adds: false,
         };
         let (descriptors, budget) = (self.descriptors, self.budget.clone());
         Sink::with_descriptors(root, b"dst".to_vec(), options, descriptors, budget)
@@ -1007,6 +1008,7 @@ fn the_kernels_own_file_systems_are_not_written_into() {
         overwrite,
         preserve,
         sync: false,
+        only_adds: false,
     };
     // Descriptors of "/" itself are not touched: its times are those that it has.
     let seen = Status::of(fs::File::open("/").unwrap()).unwrap();
