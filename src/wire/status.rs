@@ -170,7 +170,7 @@ pub(super) fn read_page(r: &mut Reader<'_>) -> Result<StatusPage> {
                 received_bytes: r.u64()?,
             })
         })?,
-        listed: r.short_list(STATUS_SESSIONS_MAX, 42, "sessions", read_session)?,
+        listed: r.short_list(STATUS_SESSIONS_MAX, 38, "sessions", read_session)?,
         last: r.boolean("last")?,
     })
 }
@@ -247,4 +247,27 @@ fn read_transfer(r: &mut Reader<'_>) -> Result<TransferStatus> {
         bytes_seen: r.u64()?,
         bytes_done: r.u64()?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Decoder, Envelope, Message, encode};
+
+    #[test]
+    fn a_page_of_which_everything_is_empty_can_be_read() {
+        let page = StatusPage {
+            listed: vec![SessionStatus::default()],
+            ..StatusPage::default()
+        };
+        let envelope = Envelope {
+            transfer: TransferId::NONE,
+            message: Message::StatusPage(page),
+        };
+        let mut frame = Vec::new();
+        encode(&envelope, &mut frame).unwrap();
+        let mut decoder = Decoder::new();
+        decoder.feed(&frame);
+        assert_eq!(decoder.next(), Ok(Some(envelope)));
+    }
 }

@@ -508,11 +508,13 @@ impl Receiver {
         };
         file.pending -= 1;
         match result {
-            Ok(digest) => {
+            Ok(digest) if matches!(file.phase, Phase::Publishing) => {
                 let bytes = file.bytes;
                 self.finishing -= 1;
                 self.settle(entry, Outcome::Published { bytes, digest });
             }
+            // It failed meanwhile: that it has its name now does not make it right.
+            Ok(_) => self.drain(entry),
             Err(fault) => self.fail_file_here(entry, fault),
         }
         Ok(())
