@@ -55,11 +55,17 @@ pub(crate) enum Heard {
 
 /// A TCP connection to `server`, from an address of one's own if that is named.
 pub(crate) fn tcp(server: SocketAddr, from: Option<IpAddr>) -> TcpStream {
-    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
     let stream = match from {
         None => TcpStream::connect(server).expect("it listens"),
         Some(from) => {
-            let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+            let socket = socket_with(
+                AddressFamily::INET,
+                SocketType::STREAM,
+                SocketFlags::CLOEXEC,
+                None,
+            )
+            .expect("a socket");
             bind(&socket, &SocketAddr::new(from, 0)).expect("loopback is ours");
             connect(&socket, &server).expect("it listens");
             TcpStream::from(socket)
