@@ -47,7 +47,8 @@
 //! ```
 //!
 //! What it does not do: it is no file system and no mount, it keeps no state between transfers but
-//! the keys of known hosts, and it starts no thread until a client or server is made.
+//! the keys of known hosts and what an interrupted transfer left beside its destination, and it starts
+//! no thread until a client or server is made.
 
 pub mod client;
 pub mod doctor;

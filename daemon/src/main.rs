@@ -11,7 +11,6 @@ mod serve;
 mod settings;
 mod state_dir;
 
-use std::error::Error as _;
 use std::io::Write as _;
 use std::panic;
 use std::process::ExitCode;
@@ -96,14 +95,20 @@ fn serve(settings: &Settings) -> ExitCode {
     })
 }
 
-/// The error, its causes, and what to do next, in one line.
-fn chain(error: &StartError) -> String {
+/// The error and its causes.
+fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         text = format!("{text}: {error}");
         cause = error.source();
     }
+    text
+}
+
+/// The error, its causes, and what to do next, in one line.
+fn chain(error: &StartError) -> String {
+    let mut text = with_causes(error);
     if let StartError::Server(error) = error
         && let Some(hint) = error.hint()
     {

@@ -304,7 +304,7 @@ fn join_auth(
     if let Some(file) = file
         && let Err(error) = rdcp::server::check_authorized_keys(&file.value)
     {
-        problems.add(&file.source, with_causes(&error));
+        problems.add(&file.source, crate::with_causes(&error));
     }
     let Some(said) = said else {
         let value = AuthMode::Keys;
@@ -324,16 +324,6 @@ fn join_auth(
         _ => {}
     }
     Some(said)
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 fn join_state_dir(

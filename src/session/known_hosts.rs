@@ -172,18 +172,19 @@ impl KnownHosts {
         host: &HostPort,
         presented: &Fingerprint,
     ) -> Result<HostTrust, KnownHostsError> {
-        match File::open(&self.path) {
-            Ok(file) => Ok(judge(&self.entries(file, host)?, presented)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(judge(&[], presented)),
-            Err(error) => Err(self.failed("open", error)),
-        }
+        Ok(judge(&self.accepted(host)?, presented))
     }
 
     /// The key that was accepted for `host`, if one was: the first, should there be several.
     pub fn pinned(&self, host: &HostPort) -> Result<Option<Fingerprint>, KnownHostsError> {
+        Ok(self.accepted(host)?.first().map(|(_, key)| *key))
+    }
+
+    /// The keys accepted for `host`, with their lines.
+    fn accepted(&self, host: &HostPort) -> Result<Vec<Accepted>, KnownHostsError> {
         match File::open(&self.path) {
-            Ok(file) => Ok(self.entries(file, host)?.first().map(|(_, key)| *key)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Ok(file) => self.parse(&self.read(&file)?, host),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(self.failed("open", error)),
         }
     }
@@ -246,11 +247,6 @@ impl KnownHosts {
         let locked = flock(&file, FlockOperation::LockExclusive);
         locked.map_err(|error| self.failed("lock", error.into()))?;
         Ok(file)
-    }
-
-    fn entries(&self, file: File, host: &HostPort) -> Result<Vec<Accepted>, KnownHostsError> {
-        let text = self.read(&file)?;
-        self.parse(&text, host)
     }
 
     fn read(&self, file: &File) -> Result<Vec<u8>, KnownHostsError> {

@@ -191,7 +191,7 @@ impl Receiving {
                     Attention::DropConnections => driver.seat.peer.drop_connections(),
                     Attention::GiveUp => return driver.watch.given_up(),
                 },
-                _ = recordings.tick(), if driver.has_unrecorded() => driver.record_all(),
+                _ = recordings.tick(), if !driver.files.is_empty() => driver.record_all(),
                 // Nothing else may be there to say while a disk or a rail is slow.
                 _ = renewals.tick(), if driver.engine.holds_regions() => {
                     driver.seat.say(Message::Credit { pages: 0, region_bytes: 0 });
@@ -646,16 +646,19 @@ impl Driver {
         if self.publishing.is_empty() {
             return;
         }
-        let files = std::mem::take(&mut self.publishing);
+        let files = std::mem::take(&mut self.publishing).into_iter();
+        let files: Vec<_> = files
+            .map(|(entry, file)| (entry, self.watch.path(entry), file))
+            .collect();
         let sink = Arc::clone(&self.sink);
         let (hash, chunk) = (self.hash, self.chunk);
         self.job(move || {
             let mut digests: HashMap<EntryId, Option<[u8; 32]>> = HashMap::new();
             let mut failed = Vec::new();
-            for (entry, file) in files {
+            for (entry, path, file) in files {
                 let cleared = file.as_ref().map_or(Ok(()), |file| file.clear_holes(chunk));
                 if let Err(error) = cleared {
-                    let result = Err(write_fault(b"", error));
+                    let result = Err(write_fault(&path, error));
                     failed.push(Input::Published { entry, result });
                     continue;
                 }

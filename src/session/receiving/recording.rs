@@ -64,10 +64,6 @@ impl Driver {
         });
     }
 
-    pub(super) fn has_unrecorded(&self) -> bool {
-        self.files.values().any(|file| file.records.are_waiting())
-    }
-
     /// Gives the journals what has waited for long enough.
     pub(super) fn record_all(&mut self) {
         let waiting = self.files.iter_mut();
