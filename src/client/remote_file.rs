@@ -166,7 +166,7 @@ pub(super) async fn open(
     id: TransferId,
 ) -> Result<RemoteFile, Error> {
     let weak = Arc::downgrade(&session);
-    let reading = Reading::begin(session, path, id).await?;
+    let reading = Reading::begin(session, path, id, HashKind::Blake3).await?;
     let len = reading.file.len();
     let carried = Arc::clone(&reading.carried);
     let (requests, taken) = mpsc::channel(1);
@@ -216,17 +216,18 @@ impl Drop for Reading {
 }
 
 impl Reading {
-    /// Opens the file, at the server, under this id.
+    /// Opens the file, at the server, under this id; the server hashes what it grants for `hash`.
     async fn begin(
         session: Arc<Session>,
         path: &RemotePath,
         id: TransferId,
+        hash: HashKind,
     ) -> Result<Self, Error> {
         session.connect_data().await?;
         let seat = session.seat(id)?;
         let open = Open {
             direction: Direction::Pull(vec![path.clone()]),
-            hash: HashKind::Blake3,
+            hash,
             chunk: CHUNK,
             preserve: Preserve::default(),
             recursive: false,

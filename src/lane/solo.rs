@@ -136,7 +136,6 @@ impl Solo {
             if let Link::Rdma(_) = self.link {
                 looks = looks.wrapping_add(1);
                 if !looks.is_multiple_of(POLLS_PER_LOOK) {
-                    std::hint::spin_loop();
                     continue;
                 }
             }

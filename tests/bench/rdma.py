@@ -14,8 +14,8 @@ Each round has all of them, so that a host that is busy for a while is so for al
   dd from NFS over RDMA              the same file, mounted anew
   ib_read_lat, held reads            READs of 4 KiB one at a time, the median
 
-The adapter is soft-RoCE in an emulated machine: look at the ratios, which compare programs, and not at
-the figures. `./run bench rdma` builds what it needs.
+There is one adapter, so that all have the same. It is soft-RoCE in an emulated machine: look
+at the ratios, which compare programs, and not at the figures. `./run bench rdma` builds what it needs.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def measure(told):
             log.append(line)
 
     options = vm.Options(
-        kernel=told.kernel, memory_mib=1536 + 5 * size_mib, nfs=True,
+        kernel=told.kernel, memory_mib=1536 + 5 * size_mib, nfs=True, awake=True, devices=1,
         timeout_s=600 + told.runs * (60 + size_mib * 2), programs=programs(told.bin),
     )
     command = f"sh /lab/bench.sh {told.runs} {size_mib} {told.seconds}\n"

@@ -33,7 +33,7 @@ use crate::session::peer::Peer;
 use crate::session::rails::talk::Gone;
 use crate::units::{ByteRange, ChunkRange};
 use crate::wire::Message;
-use crate::wire::message::{Carried, Grant, GrantPart, RailLink, RemotePath};
+use crate::wire::message::{Carried, Grant, GrantPart, HashKind, RailLink, RemotePath};
 
 /// What a lease is good for after a sign of life was sent: less than the server waits for the next, which
 /// it hears later than it was sent.
@@ -162,8 +162,10 @@ pub(super) async fn hold(
         let message = format!("what is held is a range of the file, of 1 byte to {most} MiB");
         return Err(Error::new(ErrorKind::Usage, message));
     }
-    // Whoever demands that all is verified has to be asked here, before anything is granted.
-    let mut reading = Reading::begin(Arc::clone(&session), path, TransferId::random()).await?;
+    // Whoever demands that all is verified has to be asked here, before anything is granted. No digest
+    // is of less than a chunk, so the server need not read all of the range for any.
+    let id = TransferId::random();
+    let mut reading = Reading::begin(Arc::clone(&session), path, id, HashKind::None).await?;
     if reading.file.len() != len {
         let message = "the file is not what it was when it was opened";
         return Err(Error::new(ErrorKind::SourceChanged, message));
@@ -228,7 +230,7 @@ impl Reading {
                 _ = renewals.tick() => self.renew_lease(&lease),
                 inbound = self.seat.inbox.recv() => {
                     let heard = inbound.ok_or_else(closed).and_then(|inbound| self.hear(inbound));
-                    // Values of chunks that nobody compares.
+                    // Values that a server sends all the same, and nobody compares.
                     self.digests.clear();
                     if let Err(error) = heard {
                         lease.end(&error);
