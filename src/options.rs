@@ -1,5 +1,6 @@
 //! What a user of the library can choose, each default with its reason.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -213,6 +214,10 @@ pub struct TransferOptions {
     /// it where it lies. Default yes. Without it everything is fetched anew and nothing is left. Files
     /// that nothing proves ([`HashKind::None`]) are always fetched anew.
     pub resume: bool,
+    /// How many bytes of file content are read a second, at most; in both directions and over every
+    /// transport, what is read again counted too. At least so many that a chunk takes 32 s at most.
+    /// Default: no limit.
+    pub bytes_per_s: Option<NonZeroU64>,
     /// The first failure ends the run. Default no: a tree goes on and lists what failed.
     pub fail_early: bool,
     /// The run ends if nothing moved for this long. Default 120 s.
@@ -233,6 +238,7 @@ impl Default for TransferOptions {
             make_parents: false,
             sync: true,
             resume: true,
+            bytes_per_s: None,
             fail_early: false,
             stall_timeout: Duration::from_secs(120),
             id: None,

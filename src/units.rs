@@ -43,6 +43,11 @@ impl ChunkSize {
         1 << self.0
     }
 
+    /// The slowest rate, in bytes a second, at which a chunk takes no longer than it may.
+    pub const fn bytes_per_s_min(self) -> u64 {
+        self.bytes().div_ceil(crate::limits::CHUNK_LASTS_S_MAX)
+    }
+
     /// How many chunks a file of `len` bytes has; 0 for an empty file.
     pub const fn count(self, len: u64) -> u64 {
         len.div_ceil(self.bytes())

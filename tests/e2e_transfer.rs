@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use common::tree::{self, Carried, SIZES, assert_same};
 use common::{Daemon, Proxy, Reactor, World};
@@ -346,6 +347,48 @@ fn several_streams_carry_one_file() {
             fs::remove_file(copied).unwrap();
         }
         fs::remove_file(source).unwrap();
+    }
+}
+
+#[test]
+fn a_rate_is_kept() {
+    let world = World::new();
+    let daemon = world.serve();
+    for way in WAYS {
+        let big = world.path(way.from()).join("big");
+        tree::random_file(&big, 4 << 20, 4);
+        // These travel in packs.
+        let small = world.path(way.from()).join("small");
+        fs::create_dir(&small).unwrap();
+        let names = (0..16).map(|name: u64| name.to_string());
+        for (seed, name) in names.clone().enumerate() {
+            tree::random_file(&small.join(name), 256 << 10, seed as u64);
+        }
+        for from in ["big", "small"] {
+            let begun = Instant::now();
+            let options = ["-r", "--mkpath", "--bwlimit", "1M/s"];
+            copy(&world, &daemon, way, &options, from, "copied/");
+            // Nothing waits for the last MiB.
+            let shortest = Duration::from_millis(2900);
+            assert!(begun.elapsed() >= shortest, "{way:?} of {from}");
+        }
+        let copied = world.path(way.to()).join("copied");
+        assert!(fs::read(&big).unwrap() == fs::read(copied.join("big")).unwrap());
+        for name in names {
+            let arrived = fs::read(copied.join("small").join(&name)).unwrap();
+            assert!(fs::read(small.join(&name)).unwrap() == arrived, "{name}");
+        }
+        world
+            .rdcp(way.command())
+            .args(["--bwlimit", "64K", "--chunk", "16M"])
+            .arg(way.source(&world, &daemon, "big"))
+            .arg(way.destination(&world, &daemon, "other"))
+            .run()
+            .expect(2)
+            .says("512 KiB");
+        fs::remove_dir_all(small).unwrap();
+        fs::remove_dir_all(copied).unwrap();
+        fs::remove_file(big).unwrap();
     }
 }
 

@@ -134,6 +134,7 @@ golden! {
             overwrite: Overwrite::Older,
             sync: true,
             resume: true,
+            bytes_per_s: std::num::NonZeroU64::new(300 << 20),
         },
         hash: HashKind::Sha256,
         chunk: ChunkSize::MIN,

@@ -1,5 +1,7 @@
 //! The wire format against arbitrary messages and arbitrary damage.
 
+use std::num::NonZeroU64;
+
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -529,25 +531,27 @@ fn direction() -> impl Strategy<Value = Direction> {
         vec(root, 0..5),
         overwrite,
         any::<[bool; 4]>(),
+        // A chunk must not take for ever: at least 512 KiB a second for the largest.
+        prop::option::of((1_u64 << 19..).prop_map(|rate| NonZeroU64::new(rate).expect("not 0"))),
     );
     prop_oneof![
         vec(remote_path(), 0..5).prop_map(Direction::Pull),
-        push.prop_map(
-            |(destination, roots, overwrite, [into_directory, make_parents, sync, resume])| {
-                let placement = Placement {
-                    into_directory,
-                    make_parents,
-                    roots,
-                };
-                Direction::Push {
-                    destination,
-                    placement,
-                    overwrite,
-                    sync,
-                    resume,
-                }
+        push.prop_map(|(destination, roots, overwrite, flags, bytes_per_s)| {
+            let [into_directory, make_parents, sync, resume] = flags;
+            let placement = Placement {
+                into_directory,
+                make_parents,
+                roots,
+            };
+            Direction::Push {
+                destination,
+                placement,
+                overwrite,
+                sync,
+                resume,
+                bytes_per_s,
             }
-        ),
+        }),
     ]
 }
 

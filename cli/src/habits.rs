@@ -66,7 +66,6 @@ const TIPS: &[(&[&str], &str)] = &[
         &["-e", "--rsh"],
         "rdcp does not go through ssh; start rdcpd on the host",
     ),
-    (&["--bwlimit"], "the rate can't be limited in this release"),
     (
         &["--inplace", "-W", "--whole-file"],
         "a file is always written whole under a hidden name and then renamed; leave it out",

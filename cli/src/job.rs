@@ -454,6 +454,7 @@ fn transfer_job(
     options.make_parents = transfer.mkpath;
     options.sync = !transfer.no_fsync;
     options.resume = !transfer.no_resume;
+    options.bytes_per_s = transfer.bwlimit;
     options.fail_early = transfer.fail_early;
     options.chunk = transfer.chunk.unwrap_or(options.chunk);
     options.stall_timeout = transfer.timeout.unwrap_or(options.stall_timeout);
@@ -668,7 +669,7 @@ mod tests {
             "push -rp -u --mkpath --no-fsync --no-resume --hash sha256 --transport tcp --chunk 4M \
              --streams 3 --fail-early --timeout 5m --accept-new --known-hosts k \
              --rdma-device mlx5_0:1,eth1 --rdma-device mlx5_2 --rdma-gid-index 3 \
-             --rdma-traffic-class 104 --rdma-service-level 5 --rdma-queue-pairs 4 a h:/e",
+             --rdma-traffic-class 104 --rdma-service-level 5 --rdma-queue-pairs 4 --bwlimit 8M a h:/e",
         )
         .unwrap() else {
             panic!("no transfer");
@@ -679,6 +680,10 @@ mod tests {
         assert!(!options.preserve.symlinks);
         assert_eq!(options.hash, HashKind::Sha256);
         assert_eq!(options.overwrite, Overwrite::Older);
+        assert_eq!(
+            options.bytes_per_s.map(std::num::NonZeroU64::get),
+            Some(8 << 20)
+        );
         assert_eq!(job.transport, TransportChoice::Tcp);
         assert_eq!(options.chunk.bytes(), 4 << 20);
         assert_eq!(options.stall_timeout, Duration::from_secs(300));

@@ -186,6 +186,7 @@ async fn run_pull(
         roots: sources.iter().map(root_name).collect(),
     };
     check_names(&placement.roots)?;
+    check_rate(&options)?;
     let roots = shown_roots(&placement.roots);
     let names = placement.roots.clone();
     let sink_options = SinkOptions {
@@ -245,6 +246,7 @@ async fn run_pull(
         sink: Arc::new(sink),
         options: receiver_options,
         resume: options.resume,
+        bytes_per_s: options.bytes_per_s,
         watch,
     };
     account.report(run.run().await)
@@ -258,6 +260,7 @@ async fn run_push(
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
+    check_rate(&options)?;
     let preserve = options.preserve;
     let paths = sources.clone();
     let found = session
@@ -309,6 +312,7 @@ async fn run_push(
         overwrite: options.overwrite,
         sync: options.sync,
         resume: options.resume,
+        bytes_per_s: options.bytes_per_s,
     };
     seat.say(Message::Open(open(direction, &options)));
     let sender_options = SenderOptions {
@@ -502,6 +506,20 @@ fn check_names(roots: &[RootName]) -> Result<(), Error> {
                  the end means the contents",
             ))
         }
+    }
+}
+
+fn check_rate(options: &TransferOptions) -> Result<(), Error> {
+    let slowest = options.chunk.bytes_per_s_min();
+    match options.bytes_per_s {
+        Some(rate) if rate.get() < slowest => {
+            let kib = slowest.div_ceil(1024);
+            let message =
+                format!("the rate is too low: chunks of this size need {kib} KiB a second");
+            let hint = "allow more, or choose smaller chunks";
+            Err(Error::new(ErrorKind::Usage, message).with_hint(hint))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -38,6 +38,7 @@ mod remarks;
 mod resuming;
 pub(crate) mod sending;
 pub(crate) mod serving;
+mod throttle;
 pub(crate) mod watch;
 
 /// What each end calls itself in greetings.

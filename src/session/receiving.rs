@@ -9,8 +9,10 @@ mod packs;
 mod recording;
 
 use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -20,6 +22,7 @@ use super::exposing::RENEWAL_PAUSE;
 use super::peer::{Inbound, Seat};
 use super::remarks::Remarks;
 use super::resuming::{RECORDING_BYTES, RECORDING_PAUSE, Records, clear_holes, hash_plan};
+use super::throttle::Throttle;
 use super::watch::{Attention, Ended, Watch};
 use crate::engine::receiver::{FetchFailure, Input, Output, PackFile, PackResult, ReceiverOptions};
 use crate::engine::{self, Event, FetchToken, LaneId, Receiver};
@@ -47,6 +50,8 @@ pub(crate) struct Receiving {
     pub(crate) options: ReceiverOptions,
     /// Whether it goes on with what interrupted runs left, and leaves something to go on with.
     pub(crate) resume: bool,
+    /// How fast it reads at most.
+    pub(crate) bytes_per_s: Option<NonZeroU64>,
     pub(crate) watch: Watch,
 }
 
@@ -79,6 +84,9 @@ struct Driver {
     /// Fetches whose lane was gone when they were posted. The word that it is gone waits in the inbox
     /// by then; only after that are they told to be lost, or the engine would post them there again.
     lost: Vec<FetchToken>,
+    throttle: Option<Throttle>,
+    /// Fetches whose time has not come. The engine orders no more than the lanes take at once.
+    held_back: VecDeque<(FetchToken, Target, LaneId, Fetch)>,
     remarks: Remarks,
     /// Remarks that the peer was not told of yet.
     untold: Vec<Remark>,
@@ -151,6 +159,8 @@ impl Receiving {
             publishing: Vec::new(),
             linking: Vec::new(),
             lost: Vec::new(),
+            throttle: self.bytes_per_s.map(Throttle::new),
+            held_back: VecDeque::new(),
             remarks: Remarks::default(),
             untold: Vec::new(),
         };
@@ -162,6 +172,7 @@ impl Receiving {
             if let Some(ended) = driver.carry_out().await {
                 return ended;
             }
+            let due = driver.due();
             if let Some(fault) = driver.over.take() {
                 driver.cancel(fault);
                 continue;
@@ -191,6 +202,7 @@ impl Receiving {
                     Attention::DropConnections => driver.seat.peer.drop_connections(),
                     Attention::GiveUp => return driver.watch.given_up(),
                 },
+                () = until(due) => driver.let_go(),
                 _ = recordings.tick(), if !driver.files.is_empty() => driver.record_all(),
                 // Nothing else may be there to say while a disk or a rail is slow.
                 _ = renewals.tick(), if driver.engine.holds_regions() => {
@@ -204,6 +216,9 @@ impl Receiving {
 impl Driver {
     fn cancel(&mut self, fault: Fault) {
         self.watch.cancelling();
+        // The engine waits for all that it has ordered.
+        self.lost
+            .extend(self.held_back.drain(..).map(|(token, ..)| token));
         self.engine.handle(Input::Cancel(fault));
     }
 
@@ -445,7 +460,7 @@ impl Driver {
                 len,
             } => {
                 let fetch = Fetch {
-                    token: self.next_fetch,
+                    token: 0,
                     remote: key.key,
                     offset: key.address,
                     len,
@@ -573,7 +588,7 @@ impl Driver {
         };
         let hash = hash_plan(order.proof, order.chunk, self.chunk, order.file_len);
         let fetch = Fetch {
-            token: self.next_fetch,
+            token: 0,
             remote: order.key.key,
             offset: order.key.address.saturating_add(order.region_offset),
             len: order.len,
@@ -587,9 +602,48 @@ impl Driver {
         self.post(order.token, Target::Chunk(order.entry), order.lane, fetch);
     }
 
-    /// Gives a fetch, which bears the next number, to its lane.
+    /// Gives a fetch to its lane, now or when its time has come.
     fn post(&mut self, token: FetchToken, target: Target, lane: LaneId, fetch: Fetch) {
+        let Some(throttle) = &self.throttle else {
+            return self.post_now(token, target, lane, fetch);
+        };
+        let waits = !self.held_back.is_empty() || throttle.wait_until(Instant::now()).is_some();
+        self.held_back.push_back((token, target, lane, fetch));
+        if !waits {
+            self.let_go();
+        }
+    }
+
+    /// When the first fetch that is held back may go.
+    fn due(&self) -> Option<Instant> {
+        let throttle = self
+            .throttle
+            .as_ref()
+            .filter(|_| !self.held_back.is_empty())?;
+        let now = Instant::now();
+        Some(throttle.wait_until(now).unwrap_or(now))
+    }
+
+    /// Posts what has been held back for long enough.
+    fn let_go(&mut self) {
+        // Whoever holds back is not stuck.
+        self.watch.progressed();
+        while let Some(throttle) = &mut self.throttle {
+            let now = Instant::now();
+            if throttle.wait_until(now).is_some() {
+                return;
+            }
+            let Some((token, target, lane, fetch)) = self.held_back.pop_front() else {
+                return;
+            };
+            throttle.took(now, fetch.len);
+            self.post_now(token, target, lane, fetch);
+        }
+    }
+
+    fn post_now(&mut self, token: FetchToken, target: Target, lane: LaneId, mut fetch: Fetch) {
         let number = self.next_fetch;
+        fetch.token = number;
         self.watch.reads();
         if self.seat.fetch(lane, fetch) {
             self.next_fetch += 1;
@@ -726,6 +780,14 @@ fn verdict((entry, placed): (EntryId, Placed)) -> (EntryId, engine::receiver::Pl
         Placed::Directory => engine::receiver::Placed::Directory,
     };
     (entry, verdict)
+}
+
+/// Sleeps; for ever if there is nothing to wait for.
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// What a failed write means.

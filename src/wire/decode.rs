@@ -2,6 +2,8 @@
 //! what the types promise: names are single components, modes have no stray bits, ranges run
 //! forward, counts are within their maximum, whatever the peer sent.
 
+use std::num::NonZeroU64;
+
 use crate::ids::{EntryId, RegionId, RemoteKey, SessionId};
 use crate::limits::{
     BATCH_ENTRIES_MAX, DIGESTS_MAX, GRANT_EXTENTS_MAX, PACK_FILES_MAX, PAGE_ITEMS_MAX, RAILS_MAX,
@@ -151,7 +153,7 @@ fn read_open(r: &mut Reader<'_>) -> Result<Open> {
     let recursive = r.bits8(tag::OPEN_RECURSIVE, "options")? == tag::OPEN_RECURSIVE;
     let direction = match direction {
         tag::PULL => Direction::Pull(r.list(ROOTS_MAX, 3, "sources", read_remote_path)?),
-        tag::PUSH => read_push(r)?,
+        tag::PUSH => read_push(r, chunk)?,
         _ => return Err(r.invalid("direction")),
     };
     Ok(Open {
@@ -163,7 +165,7 @@ fn read_open(r: &mut Reader<'_>) -> Result<Open> {
     })
 }
 
-fn read_push(r: &mut Reader<'_>) -> Result<Direction> {
+fn read_push(r: &mut Reader<'_>, chunk: ChunkSize) -> Result<Direction> {
     let destination = read_remote_path(r)?;
     let bits = r.bits8(tag::PUSH_ALL, "options")?;
     let overwrite = match r.u8()? {
@@ -178,12 +180,18 @@ fn read_push(r: &mut Reader<'_>) -> Result<Direction> {
         make_parents: bits & tag::PUSH_MAKE_PARENTS != 0,
         roots: r.list(ROOTS_MAX, 2, "roots", read_root_name)?,
     };
+    let bytes_per_s = NonZeroU64::new(r.u64()?);
+    r.require(
+        bytes_per_s.is_none_or(|rate| rate.get() >= chunk.bytes_per_s_min()),
+        "rate",
+    )?;
     Ok(Direction::Push {
         destination,
         placement,
         overwrite,
         sync: bits & tag::PUSH_SYNC != 0,
         resume: bits & tag::PUSH_RESUME != 0,
+        bytes_per_s,
     })
 }
 

@@ -1,5 +1,7 @@
 //! Messages into the fields of their bodies, in the order that the format page draws.
 
+use std::num::NonZeroU64;
+
 use crate::limits::{
     BATCH_ENTRIES_MAX, DIGESTS_MAX, GRANT_EXTENTS_MAX, PACK_FILES_MAX, PAGE_ITEMS_MAX, RAILS_MAX,
     REMARK_ENTRIES_MAX, REMARKS_MAX, ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX,
@@ -161,10 +163,12 @@ fn write_open(w: &mut Writer<'_>, open: &Open) {
             overwrite,
             sync,
             resume,
+            bytes_per_s,
         } => {
             write_remote_path(w, destination);
             let bits = flag(*sync, tag::PUSH_SYNC) | flag(*resume, tag::PUSH_RESUME);
             write_placement(w, placement, *overwrite, bits);
+            w.u64(bytes_per_s.map_or(0, NonZeroU64::get));
         }
     }
 }

@@ -28,6 +28,8 @@
 //! region; nothing is published before Closed said so (files in packs carry that answer in their
 //! grant); no message that costs memory is sent without credit.
 
+use std::num::NonZeroU64;
+
 use crate::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use crate::manifest::{Item, Version};
 use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
@@ -253,6 +255,8 @@ pub enum Direction {
         sync: bool,
         /// Whether it goes on with what an interrupted run left, and leaves something to go on with.
         resume: bool,
+        /// How many bytes of file content the server reads a second, at most.
+        bytes_per_s: Option<NonZeroU64>,
     },
 }
 

@@ -57,6 +57,7 @@ pub(crate) fn push(to: &str) -> Message {
             overwrite: Overwrite::IfDifferent,
             sync: false,
             resume: true,
+            bytes_per_s: None,
         },
         hash: HashKind::Blake3,
         chunk: ChunkSize::DEFAULT,

@@ -28,6 +28,7 @@ RDMA = {
     "ib_send_bw": "perftest",
     "rping": "rdmacm-utils", "rcopy": "rdmacm-utils", "ucmatose": "rdmacm-utils",
 }
+DISKS = {"dmsetup": "dmsetup"}
 NFS = ["rpc.nfsd", "rpc.mountd", "exportfs", "mount.nfs"]
 # Installed, these would start services on this machine; so they are only unpacked.
 NFS_PACKAGES = ["nfs-kernel-server", "nfs-common"]
@@ -114,6 +115,8 @@ def _files(features, rdma_libraries):
     programs = dict(PLAIN)
     if rdma_libraries:
         programs.update(RDMA)
+    if "disks" in features:
+        programs.update(DISKS)
     if "nfs" in features:
         programs.update({name: "nfs-kernel-server" for name in NFS})
     files = {"usr/bin/busybox": need_program("busybox", "busybox-static")}

@@ -24,7 +24,7 @@ PACKAGES = r"linux-(image-|binary-|modules-|base-[0-9])"
 MODULES = {
     "base": ["ib_uverbs", "rdma_rxe", "rdma_cm", "rdma_ucm", "veth", "sch_netem",
              "virtio_pci", "virtio_net", "9pnet_virtio", "9p"],
-    "disks": ["virtio_blk", "ext4", "xfs"],
+    "disks": ["virtio_blk", "ext4", "xfs", "dm_mod", "dm_flakey"],
     "nfs": ["nfsd", "nfsv4", "rpcrdma"],
 }
 # Found through the crypto interface, which no dependency tells; names differ between kernels.

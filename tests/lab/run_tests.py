@@ -14,6 +14,8 @@ list whose combinations are all run:
                                          host, and so is not part of `./run test`
     clock    real, counted               (real); counted: processor times are numbers of instructions,
                                          alike on every host, and those may be judged; one machine only
+    power    stays, cut                  (stays) cut: a boot of its own, and again with the same disks whenever
+                                         the script has cut the power; one machine only
     limit_s  a number                    (300) seconds of the guest's clock after which it is ended
 
 A case passes if its script exits with 0 in all its machines. A lab that can't be used is a failure.
@@ -32,15 +34,16 @@ from paths import HERE, LabError
 
 DEFAULTS = {
     "hosts": "1", "kernels": ",".join(kernels.SUITES), "libs": "with", "alone": "no",
-    "disks": "none", "nfs": "no", "clock": "real", "long": "no", "limit_s": "300",
+    "disks": "none", "nfs": "no", "clock": "real", "power": "stays", "long": "no", "limit_s": "300",
 }
 ALLOWED = {
     "hosts": {"1", "2"}, "kernels": set(kernels.SUITES), "libs": {"with", "without"},
     "alone": {"no", "yes"}, "disks": {"none", "ext4", "xfs", "ext4+xfs"}, "nfs": {"no", "yes"},
-    "clock": {"real", "counted"}, "long": {"no", "yes"},
+    "clock": {"real", "counted"}, "power": {"stays", "cut"}, "long": {"no", "yes"},
 }
 # Guards against what hangs, as is each case's own, wide enough for a host that is busy with other things.
 BOOT_LIMIT_S = 300
+BOOTS_OF_A_CASE_MAX = 200
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -53,6 +56,7 @@ class Place:
     disks: str
     nfs: str
     clock: str
+    power: str
     alone: str
 
 
@@ -78,10 +82,10 @@ def _plan(kernel, text, long):
     plan, left_out = {}, set()
     for path in sorted((HERE / "cases").glob("*.sh")):
         for told in _headers(path):
-            keys = ("kernels", "hosts", "libs", "disks", "nfs", "clock")
+            keys = ("kernels", "hosts", "libs", "disks", "nfs", "clock", "power")
             lists = [told[key].split(",") for key in keys]
             for values in product(*lists):
-                place = Place(*values, alone=path.stem if told["alone"] == "yes" else "")
+                place = Place(*values, alone=path.stem if "yes" == told["alone"] or values[-1] == "cut" else "")
                 cases = plan.setdefault(place, [])
                 if kernel not in (None, place.kernel) or text not in path.stem or path in cases:
                     continue
@@ -131,7 +135,10 @@ def _boot(options, place, cases):
     heading = f"{place.kernel:6}  {place.hosts:5}  {place.libs:7}"
     with tempfile.TemporaryDirectory(prefix="rdcp-lab-tests-") as folder:
         share = Path(folder)
-        results = vm.run(machines, options, share, lambda name, line: None)
+        if place.power == "cut":
+            results = _run_with_cuts(machines, options, share, cases[0])
+        else:
+            results = vm.run(machines, options, share, lambda name, line: None)
         verdicts = []
         for case in cases:
             seconds, passed = 0.0, True
@@ -149,6 +156,17 @@ def _boot(options, place, cases):
         note = "" if ended else "   FAILED: a machine did not end well"
         print(f"{total_s:7.1f}  {heading}  = this boot, {boot_s:.1f} until it was up{note}", flush=True)
         return [*verdicts, ended]
+
+
+def _run_with_cuts(machines, options, share, case):
+    """Boots until the case has a result, each time with the disks as the boot before left them."""
+    with tempfile.TemporaryDirectory(prefix="rdcp-lab-disks-") as disks:
+        options = dataclasses.replace(options, disk_folder=Path(disks))
+        for _ in range(BOOTS_OF_A_CASE_MAX):
+            results = vm.run(machines, options, share, lambda name, line: None)
+            if results[0].status != 0 or (share / f"{case.stem}.{machines[0].name}.result").exists():
+                break
+        return results
 
 
 def _result(path):

@@ -50,6 +50,8 @@ class Options:
     devices: int = 2
     nfs: bool = False
     disks: tuple = ()
+    # Where the disks' images are kept, for a boot after this one; None: they end with the machine.
+    disk_folder: Path | None = None
     # Time is counted in instructions, of one processor: what takes how many is the same on every host.
     counted: bool = False
     # Idle processors look for work and do not halt. To wake one that halted costs the emulator 50 us, which
@@ -254,7 +256,9 @@ class _Boot:
         return self.share / ".lab" / f"{self.machine.name}.{kind}"
 
     def _disk(self, kind):
-        path = self.folder / f"{kind}.img"
+        path = (self.options.disk_folder or self.folder) / f"{kind}.img"
+        if path.exists():
+            return path
         with open(path, "wb") as file:
             file.truncate(2 << 30)
         package = {"ext4": "e2fsprogs", "xfs": "xfsprogs"}.get(kind)

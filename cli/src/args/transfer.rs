@@ -1,6 +1,7 @@
 //! The commands that copy, and their options.
 
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
@@ -8,7 +9,7 @@ use rdcp::limits::STREAMS_MAX;
 use rdcp::units::ChunkSize;
 
 use super::values::{
-    HashArg, OverwriteArg, RdmaConnectArg, RdmaMemoryArg, TransportArg, chunk_size, duration,
+    HashArg, OverwriteArg, RdmaConnectArg, RdmaMemoryArg, TransportArg, chunk_size, duration, rate,
 };
 use super::{ConnectionArgs, DATA_PATH, DESTINATION, FAILURES, OUTPUT, SELECTION};
 
@@ -143,6 +144,12 @@ pub(crate) struct TransferArgs {
     /// Unit of verification and repair: a power of two from 64K to 16M [default: 1M]
     #[arg(long, value_name = "SIZE", value_parser = chunk_size, help_heading = DATA_PATH)]
     pub(crate) chunk: Option<ChunkSize>,
+    /// Read at most so many bytes a second: 50M is 50 MiB a second
+    ///
+    /// Counted is the content of files, what is read again too, on all connections together. Chunks of
+    /// 1M need 32K at least, larger ones more.
+    #[arg(long, value_name = "RATE", value_parser = rate, help_heading = DATA_PATH)]
+    pub(crate) bwlimit: Option<NonZeroU64>,
     /// Data connections to the server [default: one for each lane, at most 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=STREAMS_MAX as i64),
           help_heading = DATA_PATH)]

@@ -1,5 +1,6 @@
 //! Values of options: from words to the library's types.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -169,6 +170,12 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
         .zip(number)
         .and_then(|(shift, number)| number.checked_mul(1 << shift))
         .ok_or_else(|| "expected a number with K, M, G or T behind it, like 512M".to_owned())
+}
+
+/// Bytes a second, as a size.
+pub(super) fn rate(text: &str) -> Result<NonZeroU64, String> {
+    let bytes = size(text.strip_suffix("/s").unwrap_or(text))?;
+    NonZeroU64::new(bytes).ok_or_else(|| "a rate of 0 copies nothing; leave it out".to_owned())
 }
 
 pub(super) fn bench_time(text: &str) -> Result<Duration, String> {

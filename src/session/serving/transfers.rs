@@ -165,6 +165,7 @@ async fn receive(
         overwrite,
         sync,
         resume,
+        bytes_per_s,
     } = open.direction.clone()
     else {
         return Err(Fault::new(
@@ -204,6 +205,7 @@ async fn receive(
             ..ReceiverOptions::new(open.hash, open.chunk)
         },
         resume,
+        bytes_per_s,
         watch: watch(roots),
     };
     Ok(run.run().await)

@@ -12,6 +12,8 @@
 #   check_digests FOLDER SOURCE   the files have the digests of the source
 #   resources_released            RDMA objects are again what they were after boot
 #   cpu_ms PID                    processor time of a process so far
+#   expect_power_cut, cut_power   the machine ends as when power is lost, without writing anything any more
+#                                 (power=cut); the first, which takes a moment, says that this is wanted
 #   as_nobody COMMAND...          without privileges, so that memory limits hold
 #   peer                          the address of the other host (of this one, if there is one) on net0
 set -eu
@@ -130,6 +132,13 @@ resources_as_after_boot() {
 # Fields 14 and 15 of stat(5), counted behind the name, which may have blanks. 100 ticks a second.
 cpu_ms() {
     sed 's/.*) //' "/proc/$1/stat" | awk '{ print ($12 + $13) * 10 }'
+}
+
+expect_power_cut() { echo 0 >"/share/.lab/$LAB_HOST.exit"; }
+cut_power() {
+    echo b >/proc/sysrq-trigger
+    sleep 60
+    fail "power was not cut"
 }
 
 as_nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
