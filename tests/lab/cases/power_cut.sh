@@ -15,10 +15,11 @@ mkdir -p "$state"
 told() { cat "$state/$1" 2>/dev/null || echo "${2:-0}"; }
 count() { echo $(($(told "$1") + 1)) >"$state/$1"; }
 sum() { sha256sum <"$1" | cut -c 1-64; }
-pull() { rdcp pull --accept-new --json rdcp://10.0.0.1/data/file "/mnt/$1/copies/"; }
+# No function: started in the background, that would be a shell, and not the program whose bytes count.
+pull="rdcp pull --accept-new --json rdcp://10.0.0.1/data/file"
 # The kernel's count of bytes that a program has written has all of the file.
 has_written_all() {
-    written=$(sed -n 's/^wchar: //p' "/proc/$1/io" 2>/dev/null) || return 0
+    written=$(sed -n 's/^write_bytes: //p' "/proc/$1/io" 2>/dev/null) || return 0
     [ "${written:-$((kib * 1024))}" -ge $((kib * 1024)) ]
 }
 
@@ -43,7 +44,7 @@ for fs in ext4 xfs; do
     else
         fail "$fs, cut $(told cut): neither the new nor the older version"
     fi
-    pull "$fs" >/tmp/pull 2>&1 || { cat /tmp/pull >&2; fail "$fs, cut $(told cut): the same command again"; }
+    $pull "/mnt/$fs/copies/" >/tmp/pull 2>&1 || { cat /tmp/pull >&2; fail "$fs, cut $(told cut): the same command again"; }
     [ "$(sum "$copy")" = "$new" ] || fail "$fs, cut $(told cut): a wrong file"
     ! grep -q '"bytes_resumed":[1-9]' /tmp/pull || count resumed
     [ "$(find "/mnt/$fs/copies" -type f | wc -l)" -eq 1 ] || fail "$fs: leftovers: $(ls -A "/mnt/$fs/copies")"
@@ -69,8 +70,8 @@ sync
 watched=$([ $((cut % 2)) -eq 0 ] && echo ext4 || echo xfs)
 if [ ! -e "$state/lasts_ms" ]; then
     # How long it takes from the last byte to the name, nothing being cut; the other one runs as well.
-    pull xfs >/tmp/other 2>&1 &
-    pull ext4 >/tmp/pull 2>&1 &
+    $pull /mnt/xfs/copies/ >/tmp/other 2>&1 &
+    $pull /mnt/ext4/copies/ >/tmp/pull 2>&1 &
     pull_pid=$!
     until has_written_all "$pull_pid"; do :; done
     begun_ms=$(uptime_ms)
@@ -82,8 +83,8 @@ fi
 touch "$state/begun"
 expect_power_cut
 [ $watched = ext4 ] && other=xfs || other=ext4
-pull $other >/tmp/other 2>&1 &
-pull $watched >/tmp/pull 2>&1 &
+$pull /mnt/$other/copies/ >/tmp/other 2>&1 &
+$pull /mnt/$watched/copies/ >/tmp/pull 2>&1 &
 pull_pid=$!
 until has_written_all "$pull_pid"; do :; done
 # From the last byte on until a bit after the name is there, in even steps, each twice.
