@@ -19,6 +19,13 @@ pub const PATH_BYTES_MAX: usize = 4095;
 pub const DEPTH_MAX: usize = 1024;
 /// Most sources in one transfer.
 pub const ROOTS_MAX: usize = 4096;
+/// Most filters of one transfer.
+pub const FILTERS_MAX: usize = 1024;
+/// Longest pattern of a filter, in bytes.
+pub const FILTER_BYTES_MAX: usize = 1024;
+/// Patterns of all filters of a transfer together, in bytes: with the length of a path it bounds what
+/// it costs to look at an entry.
+pub const FILTERS_BYTES_MAX: usize = 32 << 10;
 /// Most extended attributes carried per entry.
 pub const XATTRS_MAX: usize = 64;
 /// Largest sum of names and values of one entry's extended attributes, in bytes.
@@ -114,6 +121,7 @@ const _: () = assert!(PACK_BYTES_MAX <= WINDOW_BYTES);
 const _: () = assert!(WINDOW_BYTES <= REGION_CREDIT_BYTES_DEFAULT);
 const _: () = assert!(PAGE_BYTES_TARGET + XATTR_BYTES_MAX + 2 * PATH_BYTES_MAX < FRAME_BYTES_MAX);
 const _: () = assert!(DIGESTS_MAX * 64 < FRAME_BYTES_MAX);
+const _: () = assert!(FILTER_BYTES_MAX <= FILTERS_BYTES_MAX);
 const _: () = assert!(WANT_RANGES_MAX * 16 + BATCH_ENTRIES_MAX * 16 < FRAME_BYTES_MAX);
 // All values of a window of smallest chunks, and the one before, may come before its grant.
 const _: () = assert!(WINDOW_BYTES / (64 << 10) < EARLY_DIGESTS_MAX as u64);

@@ -5,11 +5,11 @@ use rdcp::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    Carried, ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, Invitation,
-    LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome, Overwrite,
-    PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial,
-    RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark,
-    RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
+    Carried, ChunkDigest, Direction, FilterRule, GidKind, Grant, GrantPart, HashKind, Hello,
+    Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome,
+    Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect,
+    RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey,
+    Remark, RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
     TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
 };
 use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
@@ -119,6 +119,7 @@ golden! {
         chunk: ChunkSize::DEFAULT,
         preserve: Preserve { mode: true, symlinks: true, owner: true, ..Preserve::default() },
         recursive: true,
+        filters: Vec::new(),
     });
     open_push: Message::Open(Open {
         direction: Direction::Push {
@@ -139,6 +140,7 @@ golden! {
         chunk: ChunkSize::MIN,
         preserve: Preserve { hard_links: true, xattrs: true, ..Preserve::default() },
         recursive: false,
+        filters: vec![filter(true, b"*.\xff"), filter(false, b"a/*")],
     });
     opened: Message::Opened;
     failed: Message::Failed(Fault::new(FaultCode::Unknown(0x1234), "?"));
@@ -410,6 +412,11 @@ fn grant_of_two() -> Grant {
         }],
         parts: vec![window, empty],
     }
+}
+
+fn filter(include: bool, pattern: &[u8]) -> FilterRule {
+    let pattern = pattern.to_vec();
+    FilterRule { include, pattern }
 }
 
 fn listed(path: &[u8], kind: ListedKind) -> Listed {

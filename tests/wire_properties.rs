@@ -8,11 +8,11 @@ use rdcp::limits::{FRAME_BYTES_MAX, TEXT_BYTES_MAX};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    Carried, ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, Invitation,
-    LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome, Overwrite,
-    PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial,
-    RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark,
-    RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
+    Carried, ChunkDigest, Direction, FilterRule, GidKind, Grant, GrantPart, HashKind, Hello,
+    Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome,
+    Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect,
+    RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey,
+    Remark, RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
     TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
 };
 use rdcp::wire::{
@@ -502,13 +502,17 @@ fn open() -> impl Strategy<Value = Open> {
             owner,
         });
     let chunk = (16_u8..=24).prop_map(|log2| ChunkSize::from_log2(log2).unwrap());
-    (direction(), hash(), chunk, preserve, any::<bool>()).prop_map(
-        |(direction, hash, chunk, preserve, recursive)| Open {
+    let filter = (any::<bool>(), vec(any::<u8>(), 0..40))
+        .prop_map(|(include, pattern)| FilterRule { include, pattern });
+    let what = (direction(), vec(filter, 0..4), any::<bool>());
+    (what, hash(), chunk, preserve).prop_map(
+        |((direction, filters, recursive), hash, chunk, preserve)| Open {
             direction,
             hash,
             chunk,
             preserve,
             recursive,
+            filters,
         },
     )
 }

@@ -28,7 +28,7 @@ pub(crate) fn tip(args: &[OsString], error: &clap::Error) -> Option<&'static str
 
 const TIPS: &[(&[&str], &str)] = &[
     (
-        &["-z", "--compress", "-C"],
+        &["-z", "--compress"],
         "contents are not compressed on the way; leave it out",
     ),
     (
@@ -59,8 +59,12 @@ const TIPS: &[(&[&str], &str)] = &[
          removes it on a server",
     ),
     (
-        &["--exclude", "--include", "--filter", "-F", "--files-from"],
-        "there are no filters in this release; name what you want as sources",
+        &["--filter", "-f", "--exclude-from", "--include-from"],
+        "write --exclude and --include, or a file of such rules with --filter-from",
+    ),
+    (
+        &["-F", "--files-from", "-C", "--cvs-exclude"],
+        "name what you want as sources, or leave out the rest with --exclude and --filter-from",
     ),
     (
         &["-e", "--rsh"],
@@ -124,7 +128,7 @@ mod tests {
         for (line, part) in [
             ("rdcp push -avz a h:/e", "compressed"),
             ("rdcp -v push --delete a h:/e", "rdcp rm"),
-            ("rdcp pull --exclude=x h:/e/a .", "filters"),
+            ("rdcp pull --filter=x h:/e/a .", "--filter-from"),
             ("rdcp cp -aP h:/e/a .", "again"),
             ("rdcp cp --dry-run h:/e/a .", "rdcp verify"),
         ] {

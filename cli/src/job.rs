@@ -12,7 +12,9 @@ use rdcp::options::{HashKind, Overwrite, RdmaOptions, TransferOptions, Transport
 use rdcp::remote::Remote;
 use rdcp::{Error, ErrorKind};
 
-use crate::args::{Command, ConnectionArgs, CpArgs, TransferArgs, TransferOutput, VerifyArgs};
+use crate::args::{
+    Command, ConnectionArgs, CpArgs, FilterArgs, TransferArgs, TransferOutput, VerifyArgs,
+};
 use crate::escape;
 use crate::output::JsonTo;
 
@@ -100,6 +102,8 @@ pub(crate) struct TransferJob {
     pub(crate) way: Way,
     /// How.
     pub(crate) options: TransferOptions,
+    /// Which entries take part; files of such rules are still to be read.
+    pub(crate) filters: FilterArgs,
     /// Data connections, if told.
     pub(crate) streams: Option<usize>,
     /// The way that bytes take.
@@ -463,6 +467,7 @@ fn transfer_job(
     Job::Transfer(Box::new(TransferJob {
         way,
         options,
+        filters: transfer.filters.clone(),
         streams,
         transport,
         rdma,

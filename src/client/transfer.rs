@@ -25,7 +25,7 @@ use crate::session::watch::{Ended, Watch, WatchOptions};
 use crate::storage::error::ShownPath;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, WalkOptions};
-use crate::storage::{LastSymlink, StorageError};
+use crate::storage::{FilterError, Filters, LastSymlink, StorageError};
 use crate::wire::message::{Carried, Direction, Open, Placement, RemotePath, RootName};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -180,6 +180,7 @@ async fn run_pull(
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
+    filters(&options)?;
     let placement = Placement {
         into_directory: ends_in_slash(&destination),
         make_parents: options.make_parents,
@@ -293,6 +294,7 @@ async fn run_push(
     let shown = shown_roots(&roots);
     let walk = WalkOptions {
         recursive: options.recursive,
+        filters: filters(&options)?,
         preserve,
         hash: options.hash,
         chunk: options.chunk,
@@ -512,7 +514,15 @@ fn open(direction: Direction, options: &TransferOptions) -> Open {
         chunk: options.chunk,
         preserve: options.preserve,
         recursive: options.recursive,
+        filters: options.filters.clone(),
     }
+}
+
+/// The filters, if they can be applied.
+fn filters(options: &TransferOptions) -> Result<Arc<Filters>, Error> {
+    let filters = Filters::new(&options.filters);
+    let usage = |error: FilterError| Error::new(ErrorKind::Usage, error.to_string());
+    filters.map(Arc::new).map_err(usage)
 }
 
 fn root_name(source: &PullSource) -> RootName {

@@ -9,6 +9,7 @@ pub mod at;
 pub mod error;
 pub mod extents;
 pub mod file;
+pub mod filter;
 pub mod identity;
 pub mod operations;
 pub mod root;
@@ -32,6 +33,7 @@ mod walk;
 
 pub use error::StorageError;
 pub use file::{DirectIo, SinkFile, SourceFile};
+pub use filter::{FilterError, Filters};
 pub use identity::Identity;
 pub use pack::PackFilled;
 pub use root::{LastSymlink, Root};

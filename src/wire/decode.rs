@@ -4,18 +4,18 @@
 
 use crate::ids::{EntryId, RegionId, RemoteKey, SessionId};
 use crate::limits::{
-    BATCH_ENTRIES_MAX, DIGESTS_MAX, GRANT_EXTENTS_MAX, PACK_FILES_MAX, PAGE_ITEMS_MAX, RAILS_MAX,
-    REMARK_ENTRIES_MAX, REMARKS_MAX, ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX,
-    XATTRS_MAX,
+    BATCH_ENTRIES_MAX, DIGESTS_MAX, FILTER_BYTES_MAX, FILTERS_BYTES_MAX, FILTERS_MAX,
+    GRANT_EXTENTS_MAX, PACK_FILES_MAX, PAGE_ITEMS_MAX, RAILS_MAX, REMARK_ENTRIES_MAX, REMARKS_MAX,
+    ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX, XATTRS_MAX,
 };
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use crate::wire::codec::Reader;
 use crate::wire::kind::Kind;
 use crate::wire::message::{
-    Carried, ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind,
-    ManifestPage, Message, Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey,
-    Remark, RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
+    Carried, ChunkDigest, Direction, FilterRule, Grant, GrantPart, HashKind, Hello, Listed,
+    ListedKind, ManifestPage, Message, Open, Operation, Outcome, Overwrite, Placement, Preserve,
+    RegionKey, Remark, RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
 };
 use crate::wire::{Fault, FaultCode, WireError, rail, status, tag};
 
@@ -149,6 +149,7 @@ fn read_open(r: &mut Reader<'_>) -> Result<Open> {
     let chunk = ChunkSize::from_log2(r.u8()?).ok_or_else(|| r.invalid("chunk size"))?;
     let preserve = read_preserve(r)?;
     let recursive = r.bits8(tag::OPEN_RECURSIVE, "options")? == tag::OPEN_RECURSIVE;
+    let filters = read_filters(r)?;
     let direction = match direction {
         tag::PULL => Direction::Pull(r.list(ROOTS_MAX, 3, "sources", read_remote_path)?),
         tag::PUSH => read_push(r)?,
@@ -160,6 +161,21 @@ fn read_open(r: &mut Reader<'_>) -> Result<Open> {
         chunk,
         preserve,
         recursive,
+        filters,
+    })
+}
+
+/// What a pattern means is found out by who applies it.
+fn read_filters(r: &mut Reader<'_>) -> Result<Vec<FilterRule>> {
+    let mut bytes_left = FILTERS_BYTES_MAX;
+    r.list(FILTERS_MAX, 3, "filters", |r| {
+        let include = r.boolean("filter")?;
+        let pattern = r.bytes16(FILTER_BYTES_MAX.min(bytes_left), "pattern")?;
+        bytes_left -= pattern.len();
+        Ok(FilterRule {
+            include,
+            pattern: pattern.to_vec(),
+        })
     })
 }
 

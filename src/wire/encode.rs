@@ -1,9 +1,9 @@
 //! Messages into the fields of their bodies, in the order that the format page draws.
 
 use crate::limits::{
-    BATCH_ENTRIES_MAX, DIGESTS_MAX, GRANT_EXTENTS_MAX, PACK_FILES_MAX, PAGE_ITEMS_MAX, RAILS_MAX,
-    REMARK_ENTRIES_MAX, REMARKS_MAX, ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX,
-    XATTRS_MAX,
+    BATCH_ENTRIES_MAX, DIGESTS_MAX, FILTER_BYTES_MAX, FILTERS_BYTES_MAX, FILTERS_MAX,
+    GRANT_EXTENTS_MAX, PACK_FILES_MAX, PAGE_ITEMS_MAX, RAILS_MAX, REMARK_ENTRIES_MAX, REMARKS_MAX,
+    ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX, XATTRS_MAX,
 };
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Note, Place};
 use crate::units::Timestamp;
@@ -153,6 +153,12 @@ fn write_open(w: &mut Writer<'_>, open: &Open) {
     } else {
         0
     });
+    w.list(&open.filters, FILTERS_MAX, "filters", |w, filter| {
+        w.boolean(filter.include);
+        w.bytes16(&filter.pattern, FILTER_BYTES_MAX, "pattern");
+    });
+    let bytes = open.filters.iter().map(|filter| filter.pattern.len()).sum();
+    w.bound(bytes, FILTERS_BYTES_MAX, "bytes of all patterns");
     match &open.direction {
         Direction::Pull(sources) => w.list(sources, ROOTS_MAX, "sources", write_remote_path),
         Direction::Push {

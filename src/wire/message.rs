@@ -234,6 +234,21 @@ pub struct Open {
     pub preserve: Preserve,
     /// Directories are walked, not refused.
     pub recursive: bool,
+    /// Which entries take part, in the order in which they are tried.
+    pub filters: Vec<FilterRule>,
+}
+
+/// A rule about which entries of a tree take part. The first one that matches an entry decides; what
+/// none matches takes part. Of a directory that is left out nothing below it takes part either; a
+/// source itself always does.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FilterRule {
+    /// What matches takes part; else it is left out.
+    pub include: bool,
+    /// Of a name, or, with a slash that is not its end, of a path below the source: `*` is anything but
+    /// a slash, `**` anything, `?` one character, `[a-z]` one of those, `\\` takes the meaning off what
+    /// follows. With a slash at its end it matches directories only.
+    pub pattern: Vec<u8>,
 }
 
 /// Which way a transfer goes and what its server side names.

@@ -38,6 +38,7 @@ pub(crate) fn pull(path: &str) -> Message {
         chunk: ChunkSize::DEFAULT,
         preserve: preserve(),
         recursive: true,
+        filters: Vec::new(),
     })
 }
 
@@ -62,6 +63,7 @@ pub(crate) fn push(to: &str) -> Message {
         chunk: ChunkSize::DEFAULT,
         preserve: preserve(),
         recursive: true,
+        filters: Vec::new(),
     })
 }
 

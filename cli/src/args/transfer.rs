@@ -10,7 +10,7 @@ use rdcp::units::ChunkSize;
 use super::values::{
     HashArg, OverwriteArg, RdmaConnectArg, RdmaMemoryArg, TransportArg, chunk_size, duration,
 };
-use super::{ConnectionArgs, DATA_PATH, DESTINATION, FAILURES, OUTPUT, SELECTION};
+use super::{ConnectionArgs, DATA_PATH, DESTINATION, FAILURES, FilterArgs, OUTPUT, SELECTION};
 
 /// `rdcp pull`.
 #[derive(Debug, Args)]
@@ -83,6 +83,8 @@ pub(crate) struct TransferArgs {
     /// Carry permission bits; times are always carried
     #[arg(short, long = "perms", help_heading = SELECTION)]
     pub(crate) perms: bool,
+    #[command(flatten)]
+    pub(crate) filters: FilterArgs,
 
     /// When to replace a file that exists
     #[arg(long, value_enum, value_name = "WHEN", default_value_t, help_heading = DESTINATION)]

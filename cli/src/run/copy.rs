@@ -29,6 +29,10 @@ pub(super) async fn transfer(
     let id = TransferId::random();
     job.options.id = Some(id);
     output.set_transfer(&id.to_string());
+    job.options.filters = match job.filters.rules() {
+        Ok(rules) => rules,
+        Err(error) => return fail(output, &error),
+    };
     let (host, port) = match &job.way {
         Way::Pull { sources, .. } => match sources.first() {
             Some(source) => (source.host.clone(), source.port),

@@ -16,9 +16,9 @@ use crate::session::peer::Seat;
 use crate::session::receiving::Receiving;
 use crate::session::sending::Sending;
 use crate::session::watch::{Ended, Watch, WatchOptions};
-use crate::storage::LastSymlink;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, SourceSpec, WalkOptions};
+use crate::storage::{FilterError, Filters, LastSymlink};
 use crate::wire::message::{Direction, Open, Overwrite, RemotePath, Running};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -121,6 +121,7 @@ async fn send(
     sources: Vec<RemotePath>,
     watch: impl FnOnce(Vec<Vec<u8>>) -> Watch,
 ) -> Result<Ended, Fault> {
+    let filters = filters(open)?;
     let mut specs = Vec::with_capacity(sources.len());
     let mut roots = Vec::with_capacity(sources.len());
     for source in sources {
@@ -133,6 +134,7 @@ async fn send(
     }
     let walk = WalkOptions {
         recursive: open.recursive,
+        filters,
         preserve: open.preserve,
         hash: open.hash,
         chunk: open.chunk,
@@ -150,6 +152,13 @@ async fn send(
         watch: watch(roots),
     };
     Ok(run.run().await)
+}
+
+/// The filters of a request, if they can be applied.
+fn filters(open: &Open) -> Result<Arc<Filters>, Fault> {
+    let filters = Filters::new(&open.filters);
+    let fault = |error: FilterError| Fault::new(FaultCode::Invalid, error.to_string());
+    filters.map(Arc::new).map_err(fault)
 }
 
 async fn receive(
