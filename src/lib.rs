@@ -108,5 +108,5 @@ pub use remote::{DEFAULT_PORT, Remote};
 pub use server::{Export, Server, ServerBuilder, ServerLimits};
 pub use session::known_hosts::HostTrust;
 pub use units::{ChunkSize, Timestamp};
-pub use wire::message::{Listed, ListedKind, Outcome, RemotePath, TransportOffer};
+pub use wire::message::{Action, Listed, ListedKind, Outcome, Reason, RemotePath, TransportOffer};
 pub use wire::{Fault, FaultCode};

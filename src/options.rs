@@ -198,6 +198,10 @@ pub struct TransferOptions {
     /// Which entries of trees take part: the first rule that matches one decides, what none matches
     /// takes part. Default: no rules. [`FilterRule::check`] finds out whether one can be used.
     pub filters: Vec<FilterRule>,
+    /// Nothing is copied, written, made or touched on either side: the run says what it would do about
+    /// each entry, and why, as [`Outcome::Planned`](crate::Outcome::Planned). It fails where the run
+    /// itself would, as far as looking can tell; space is not reckoned. Default no.
+    pub dry_run: bool,
     /// What is carried beside data and mtime. Default: nothing more.
     pub preserve: Preserve,
     /// The proof of every chunk. Default BLAKE3: several times faster than the network, and its
@@ -231,6 +235,7 @@ impl Default for TransferOptions {
         Self {
             recursive: false,
             filters: Vec::new(),
+            dry_run: false,
             preserve: Preserve::default(),
             hash: HashKind::Blake3,
             chunk: ChunkSize::DEFAULT,

@@ -108,6 +108,8 @@ pub struct Report {
     pub carried: Carried,
     /// What proved the chunks.
     pub hash: HashKind,
+    /// Nothing was done: the counts below are of what would be.
+    pub dry_run: bool,
     /// Files, links and directories published.
     pub published: u64,
     /// Regular files among them.
@@ -149,6 +151,7 @@ impl Report {
     /// to prove: files that were there already were not read, and none failed or was published.
     pub fn verified(&self) -> Option<bool> {
         match (self.files, self.failed) {
+            _ if self.dry_run => None,
             (0, 0) => None,
             (files, _) => Some(self.hash != HashKind::None && files > 0),
         }

@@ -8,9 +8,9 @@ use rdcp::wire::message::{
     Carried, ChunkDigest, Direction, FilterRule, GidKind, Grant, GrantPart, HashKind, Hello,
     Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome,
     Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect,
-    RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey,
-    Remark, RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
-    TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
+    RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, Reason,
+    RegionKey, Remark, RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage,
+    StatusQuery, TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
 };
 use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
 
@@ -119,6 +119,7 @@ golden! {
         chunk: ChunkSize::DEFAULT,
         preserve: Preserve { mode: true, symlinks: true, owner: true, ..Preserve::default() },
         recursive: true,
+        dry_run: false,
         filters: Vec::new(),
     });
     open_push: Message::Open(Open {
@@ -140,6 +141,7 @@ golden! {
         chunk: ChunkSize::MIN,
         preserve: Preserve { hard_links: true, xattrs: true, ..Preserve::default() },
         recursive: false,
+        dry_run: true,
         filters: vec![filter(true, b"*.\xff"), filter(false, b"a/*")],
     });
     opened: Message::Opened;
@@ -170,6 +172,7 @@ golden! {
         (EntryId(3), Outcome::Unchanged),
         (EntryId(4), Outcome::Failed(Fault::new(FaultCode::NoSpace, "full"))),
         (EntryId(5), Outcome::Updated),
+        (EntryId(6), Outcome::Planned(Reason::SizeDiffers)),
     ]);
     finish: Message::Finish(Carried { tcp: 5, rdma: 1 << 40, resumed: 3 << 20 });
     finished: Message::Finished;

@@ -11,9 +11,9 @@ use rdcp::wire::message::{
     Carried, ChunkDigest, Direction, FilterRule, GidKind, Grant, GrantPart, HashKind, Hello,
     Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome,
     Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect,
-    RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey,
-    Remark, RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
-    TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
+    RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, Reason,
+    RegionKey, Remark, RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage,
+    StatusQuery, TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
 };
 use rdcp::wire::{
     Decoder, Envelope, FRAME_HEADER_BYTES, Fault, FaultCode, Message, WireError, encode,
@@ -504,14 +504,15 @@ fn open() -> impl Strategy<Value = Open> {
     let chunk = (16_u8..=24).prop_map(|log2| ChunkSize::from_log2(log2).unwrap());
     let filter = (any::<bool>(), vec(any::<u8>(), 0..40))
         .prop_map(|(include, pattern)| FilterRule { include, pattern });
-    let what = (direction(), vec(filter, 0..4), any::<bool>());
+    let what = (direction(), vec(filter, 0..4), any::<[bool; 2]>());
     (what, hash(), chunk, preserve).prop_map(
-        |((direction, filters, recursive), hash, chunk, preserve)| Open {
+        |((direction, filters, [recursive, dry_run]), hash, chunk, preserve)| Open {
             direction,
             hash,
             chunk,
             preserve,
             recursive,
+            dry_run,
             filters,
         },
     )
@@ -712,6 +713,7 @@ fn outcome() -> impl Strategy<Value = Outcome> {
         (any::<u64>(), option::of(any::<[u8; 32]>()))
             .prop_map(|(bytes, digest)| Outcome::Published { bytes, digest }),
         Just(Outcome::Unchanged),
+        proptest::sample::select(Reason::ALL).prop_map(Outcome::Planned),
         Just(Outcome::Updated),
         fault().prop_map(Outcome::Failed),
     ]

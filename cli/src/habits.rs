@@ -32,11 +32,6 @@ const TIPS: &[(&[&str], &str)] = &[
         "contents are not compressed on the way; leave it out",
     ),
     (
-        &["-n", "--dry-run"],
-        "there is no dry run in this release; 'rdcp verify LOCAL REMOTE' tells what differs and copies \
-         nothing",
-    ),
-    (
         &["-P", "--partial", "--partial-dir", "--append"],
         "the same command again goes on where an interrupted one ended, in the middle of a file too, and \
          a terminal shows how far a copy is; leave it out",
@@ -107,7 +102,7 @@ const TIPS: &[(&[&str], &str)] = &[
     ),
     (
         &["-i", "--itemize-changes", "--stats"],
-        "-v sums a copy up; --json tells what becomes of each entry",
+        "-v sums a copy up; --json tells what becomes of each entry, and -n what would",
     ),
 ];
 
@@ -130,7 +125,6 @@ mod tests {
             ("rdcp -v push --delete a h:/e", "rdcp rm"),
             ("rdcp pull --filter=x h:/e/a .", "--filter-from"),
             ("rdcp cp -aP h:/e/a .", "again"),
-            ("rdcp cp --dry-run h:/e/a .", "rdcp verify"),
         ] {
             let tip = tip_of(line).expect(line);
             assert!(tip.contains(part), "{line}: {tip}");

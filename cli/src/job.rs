@@ -455,6 +455,7 @@ fn transfer_job(
     } else {
         transfer.overwrite.into()
     };
+    options.dry_run = transfer.dry_run;
     options.make_parents = transfer.mkpath;
     options.sync = !transfer.no_fsync;
     options.resume = !transfer.no_resume;

@@ -230,6 +230,7 @@ impl Reading {
             chunk: CHUNK,
             preserve: Preserve::default(),
             recursive: false,
+            dry_run: false,
             filters: Vec::new(),
         };
         seat.say(Message::Open(open));

@@ -197,6 +197,7 @@ async fn run_pull(
         preserve: options.preserve,
         sync: options.sync,
         only_adds: false,
+        dry_run: options.dry_run,
     };
     // Looking at the destination can block.
     let target = bytes_of(&destination);
@@ -316,6 +317,7 @@ async fn run_push(
     let sender_options = SenderOptions {
         first_region: seat.first_region(),
         fail_early: options.fail_early,
+        dry_run: options.dry_run,
         ..SenderOptions::new(options.hash, options.chunk)
     };
     let (watch, account) = watching(start, shown, locations, &options, &session, &seat).await;
@@ -334,6 +336,7 @@ struct Account {
     id: TransferId,
     begun: Instant,
     hash: HashKind,
+    dry_run: bool,
     server: String,
     session: Arc<Session>,
     /// This end is the sender.
@@ -382,6 +385,7 @@ async fn watching(
             id: start.id,
             begun: start.begun,
             hash: options.hash,
+            dry_run: options.dry_run,
             server: session.host().to_string(),
             session: Arc::clone(session),
             sends,
@@ -433,6 +437,7 @@ impl Account {
             reason: moved_by.reason,
             carried: ledger.carried,
             hash: self.hash,
+            dry_run: self.dry_run,
             published: ledger.published,
             files: totals.files,
             unchanged: ledger.unchanged,
@@ -514,6 +519,7 @@ fn open(direction: Direction, options: &TransferOptions) -> Open {
         chunk: options.chunk,
         preserve: options.preserve,
         recursive: options.recursive,
+        dry_run: options.dry_run,
         filters: options.filters.clone(),
     }
 }

@@ -2,7 +2,7 @@
 //! per failure class, and the first failures in full.
 
 use crate::ids::EntryId;
-use crate::wire::message::{Carried, Outcome};
+use crate::wire::message::{Action, Carried, Outcome};
 use crate::wire::{Fault, FaultCode};
 
 /// Failures that are kept in full; the others are only counted.
@@ -13,7 +13,7 @@ const FAILURES_LISTED_MAX: usize = 64;
 pub struct Ledger {
     /// Entries that pages told.
     pub told: u64,
-    /// Entries that are there now and were not before.
+    /// Entries that are there now and were not before; in a dry run, that would be.
     pub published: u64,
     /// Entries that were there already.
     pub unchanged: u64,
@@ -73,6 +73,11 @@ impl Ledger {
             }
             Outcome::Unchanged => self.unchanged += 1,
             Outcome::Updated => self.updated += 1,
+            Outcome::Planned(reason) => match reason.action() {
+                Action::Copy => self.published += 1,
+                Action::Update => self.updated += 1,
+                Action::Keep => self.unchanged += 1,
+            },
             Outcome::Failed(fault) => self.fail(Some(entry), fault),
         }
     }

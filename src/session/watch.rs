@@ -18,7 +18,7 @@ use crate::location::{Location, Locations};
 use crate::manifest::{EntryKind, Item, Place};
 use crate::progress::{EntryType, Event, Failure, Progress, Report};
 use crate::storage::error::ShownPath;
-use crate::wire::message::Outcome;
+use crate::wire::message::{Action, Outcome};
 use crate::wire::{Fault, FaultCode};
 
 /// Failed entries of one transfer that are logged; the others are counted.
@@ -58,7 +58,7 @@ pub(crate) struct Watch {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) progress: Progress,
-    /// Regular files published.
+    /// Regular files published, or to be published by a dry run's account.
     pub(crate) files: u64,
     /// Bytes of the published files.
     pub(crate) bytes_published: u64,
@@ -278,16 +278,15 @@ impl Watch {
             self.totals.progress.files_done += 1;
         }
         let resumed = self.resumed.remove(&entry).unwrap_or_default();
-        let counted = match &outcome {
-            Outcome::Published { bytes, .. } => {
-                if is_file {
-                    self.totals.files += 1;
-                    self.totals.bytes_published = self.totals.bytes_published.saturating_add(len);
-                }
-                bytes.saturating_add(resumed)
-            }
-            _ => 0,
+        let (comes, counted) = match &outcome {
+            Outcome::Published { bytes, .. } => (true, bytes.saturating_add(resumed)),
+            Outcome::Planned(reason) => (reason.action() == Action::Copy, 0),
+            _ => (false, 0),
         };
+        if comes && is_file {
+            self.totals.files += 1;
+            self.totals.bytes_published = self.totals.bytes_published.saturating_add(len);
+        }
         // What had landed of a file that failed, or was fetched twice, is counted already: no sum of
         // bytes done may pass that of the bytes seen.
         let progress = &mut self.totals.progress;

@@ -22,6 +22,7 @@ mod media;
 mod notes;
 mod part;
 mod place;
+mod plan;
 mod published;
 mod resume;
 mod store;
@@ -40,6 +41,7 @@ use self::directory::{Directories, Handle, Parent};
 pub(crate) use self::journal::{Identity, Record};
 use self::notes::Notes;
 pub(crate) use self::part::PartFile;
+use self::plan::Plan;
 use self::published::Published;
 use crate::ids::EntryId;
 use crate::manifest::{Metadata, Name};
@@ -79,6 +81,8 @@ pub struct SinkOptions {
     /// Whether directories that are there keep their modes, owners, attributes and times: for those
     /// who may add and change nothing.
     pub only_adds: bool,
+    /// It is only said what would be done.
+    pub dry_run: bool,
 }
 
 /// What becomes of an entry that a page told.
@@ -120,6 +124,8 @@ pub struct Sink {
     overwrite: Overwrite,
     sync: bool,
     only_adds: bool,
+    /// Only there in a dry run.
+    plan: Option<Plan>,
     /// Most files open at once in a group commit.
     group_files_max: usize,
     /// What open directories, groups and part files take their descriptors from.
@@ -208,6 +214,7 @@ impl Sink {
             preserve,
             sync,
             only_adds,
+            dry_run,
         } = options;
         let descriptors = budget.account();
         Self {
@@ -216,6 +223,7 @@ impl Sink {
             overwrite,
             sync,
             only_adds,
+            plan: dry_run.then(Plan::default),
             group_files_max: share,
             notes: Notes::default(),
             stopped: AtomicBool::new(false),

@@ -17,7 +17,7 @@ use crate::wire::message::{
     ListedKind, ManifestPage, Message, Open, Operation, Outcome, Overwrite, Placement, Preserve,
     RegionKey, Remark, RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
 };
-use crate::wire::{Fault, FaultCode, WireError, rail, status, tag};
+use crate::wire::{Fault, FaultCode, WireError, plan, rail, status, tag};
 
 /// A line with an empty path and nothing optional: kind, flags, length, mode, owner, group, time, and
 /// the path's length.
@@ -148,7 +148,7 @@ fn read_open(r: &mut Reader<'_>) -> Result<Open> {
     let hash = read_hash(r)?;
     let chunk = ChunkSize::from_log2(r.u8()?).ok_or_else(|| r.invalid("chunk size"))?;
     let preserve = read_preserve(r)?;
-    let recursive = r.bits8(tag::OPEN_RECURSIVE, "options")? == tag::OPEN_RECURSIVE;
+    let bits = r.bits8(tag::OPEN_ALL, "options")?;
     let filters = read_filters(r)?;
     let direction = match direction {
         tag::PULL => Direction::Pull(r.list(ROOTS_MAX, 3, "sources", read_remote_path)?),
@@ -160,7 +160,8 @@ fn read_open(r: &mut Reader<'_>) -> Result<Open> {
         hash,
         chunk,
         preserve,
-        recursive,
+        recursive: bits & tag::OPEN_RECURSIVE != 0,
+        dry_run: bits & tag::OPEN_DRY_RUN != 0,
         filters,
     })
 }
@@ -465,6 +466,7 @@ fn read_outcome(r: &mut Reader<'_>) -> Result<Outcome> {
         tag::OUTCOME_UNCHANGED => Ok(Outcome::Unchanged),
         tag::OUTCOME_FAILED => read_fault(r).map(Outcome::Failed),
         tag::OUTCOME_UPDATED => Ok(Outcome::Updated),
+        tag::OUTCOME_PLANNED => plan::read(r).map(Outcome::Planned),
         _ => Err(r.invalid("outcome")),
     }
 }

@@ -14,7 +14,7 @@ use crate::wire::message::{
     Operation, Outcome, Overwrite, Placement, Preserve, Remark, RemarkKind, RemotePath, Wanted,
     Welcome,
 };
-use crate::wire::{rail, status, tag};
+use crate::wire::{plan, rail, status, tag};
 
 /// Bytes that an item takes in a manifest page, so that a page can be closed in time.
 pub fn item_bytes(item: &Item) -> usize {
@@ -148,11 +148,7 @@ fn write_open(w: &mut Writer<'_>, open: &Open) {
     w.u8(hash_tag(open.hash));
     w.u8(open.chunk.log2());
     w.u16(preserve_bits(open.preserve));
-    w.u8(if open.recursive {
-        tag::OPEN_RECURSIVE
-    } else {
-        0
-    });
+    w.u8(flag(open.recursive, tag::OPEN_RECURSIVE) | flag(open.dry_run, tag::OPEN_DRY_RUN));
     w.list(&open.filters, FILTERS_MAX, "filters", |w, filter| {
         w.boolean(filter.include);
         w.bytes16(&filter.pattern, FILTER_BYTES_MAX, "pattern");
@@ -384,6 +380,10 @@ fn write_outcome(w: &mut Writer<'_>, outcome: &Outcome) {
         }
         Outcome::Unchanged => w.u8(tag::OUTCOME_UNCHANGED),
         Outcome::Updated => w.u8(tag::OUTCOME_UPDATED),
+        Outcome::Planned(reason) => {
+            w.u8(tag::OUTCOME_PLANNED);
+            plan::write(w, *reason);
+        }
         Outcome::Failed(fault) => {
             w.u8(tag::OUTCOME_FAILED);
             write_fault(w, fault);

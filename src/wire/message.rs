@@ -32,6 +32,7 @@ use crate::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use crate::manifest::{Item, Version};
 use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use crate::wire::Fault;
+pub use crate::wire::plan::{Action, Reason};
 pub use crate::wire::rail::{
     GidKind, Invitation, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair,
     RAIL_TOKEN_BYTES, RailAnswer, RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair,
@@ -234,6 +235,9 @@ pub struct Open {
     pub preserve: Preserve,
     /// Directories are walked, not refused.
     pub recursive: bool,
+    /// Nothing is read, written, made or touched: the receiver settles every entry as
+    /// [`Outcome::Planned`], and asks for no data.
+    pub dry_run: bool,
     /// Which entries take part, in the order in which they are tried.
     pub filters: Vec<FilterRule>,
 }
@@ -446,6 +450,8 @@ pub enum Outcome {
     Failed(Fault),
     /// Its content was there already; mode, owner, attributes or times were brought up to date.
     Updated,
+    /// In a dry run: what would become of it, and why.
+    Planned(Reason),
 }
 
 /// Something that a receiver left out or did otherwise, of one kind.

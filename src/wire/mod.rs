@@ -14,6 +14,7 @@ mod frame;
 mod kind;
 pub mod level;
 pub mod message;
+pub mod plan;
 pub mod rail;
 pub mod status;
 mod tag;

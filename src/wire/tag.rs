@@ -7,6 +7,8 @@ pub(super) const PULL: u8 = 1;
 pub(super) const PUSH: u8 = 2;
 
 pub(super) const OPEN_RECURSIVE: u8 = 1;
+pub(super) const OPEN_DRY_RUN: u8 = 2;
+pub(super) const OPEN_ALL: u8 = 3;
 
 pub(super) const HASH_NONE: u8 = 0;
 pub(super) const HASH_BLAKE3: u8 = 1;
@@ -62,6 +64,7 @@ pub(super) const OUTCOME_PUBLISHED: u8 = 1;
 pub(super) const OUTCOME_UNCHANGED: u8 = 2;
 pub(super) const OUTCOME_FAILED: u8 = 3;
 pub(super) const OUTCOME_UPDATED: u8 = 4;
+pub(super) const OUTCOME_PLANNED: u8 = 5;
 
 pub(super) const REMARK_OWNER: u8 = 1;
 pub(super) const REMARK_SET_ID: u8 = 2;

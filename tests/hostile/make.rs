@@ -38,6 +38,7 @@ pub(crate) fn pull(path: &str) -> Message {
         chunk: ChunkSize::DEFAULT,
         preserve: preserve(),
         recursive: true,
+        dry_run: false,
         filters: Vec::new(),
     })
 }
@@ -63,6 +64,7 @@ pub(crate) fn push(to: &str) -> Message {
         chunk: ChunkSize::DEFAULT,
         preserve: preserve(),
         recursive: true,
+        dry_run: false,
         filters: Vec::new(),
     })
 }

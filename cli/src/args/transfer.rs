@@ -85,6 +85,13 @@ pub(crate) struct TransferArgs {
     pub(crate) perms: bool,
     #[command(flatten)]
     pub(crate) filters: FilterArgs,
+    /// Say what would be done about each entry, and why, and do nothing
+    ///
+    /// A line for each on standard output: copy, update or keep, the path, and the reason. Neither side
+    /// is changed; only the key of a host that is not known yet is asked about and kept as ever. The
+    /// exit status is that of the copy, as far as looking can tell: space on disk is not reckoned.
+    #[arg(short = 'n', long, help_heading = SELECTION)]
+    pub(crate) dry_run: bool,
 
     /// When to replace a file that exists
     #[arg(long, value_enum, value_name = "WHEN", default_value_t, help_heading = DESTINATION)]

@@ -24,7 +24,8 @@ pub(super) async fn transfer(
     output: &mut Output,
     signals: &mut Signals,
 ) -> End {
-    output.begin_copy(job.output.quiet, !verbose, verbose);
+    let bar = !verbose && !job.options.dry_run;
+    output.begin_copy(job.output.quiet, bar, verbose);
     // Known before anything else is, so that every line about this run has it.
     let id = TransferId::random();
     job.options.id = Some(id);

@@ -39,7 +39,8 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
         Direction::Push { placement, .. } => placement.roots.len(),
     };
     tracing::info!(
-        %session, %transfer, direction, export, path, sources, hash = ?open.hash, "transfer began"
+        %session, %transfer, direction, export, path, sources, hash = ?open.hash,
+        dry_run = open.dry_run, "transfer began"
     );
     let shared = Arc::default();
     let kind = match &open.direction {
@@ -141,6 +142,7 @@ async fn send(
     };
     let options = SenderOptions {
         first_region: seat.first_region(),
+        dry_run: open.dry_run,
         ..SenderOptions::new(open.hash, open.chunk)
     };
     seat.say(Message::Opened);
@@ -200,6 +202,7 @@ async fn receive(
         preserve: open.preserve,
         sync,
         only_adds: !client.may(Right::Overwrite),
+        dry_run: open.dry_run,
     };
     let root = Arc::clone(&export.root);
     let sink = Sink::new(root, destination.path, options);

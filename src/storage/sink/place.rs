@@ -30,7 +30,7 @@ use crate::wire::message::{Outcome, Overwrite};
 use crate::wire::{Fault, FaultCode};
 
 /// Most directories that are open at once: a walk goes depth first.
-const UNENDED_MAX: usize = DEPTH_MAX + 1;
+pub(super) const UNENDED_MAX: usize = DEPTH_MAX + 1;
 
 /// How often a name is looked at whose file is another each time.
 const LOOKS_MAX: u32 = 8;
@@ -59,6 +59,9 @@ struct Page {
 impl Sink {
     /// Decides about the entries of one page, in the manifest's order.
     pub fn place(&self, items: Vec<Item>) -> PlacedPage {
+        if let Some(plan) = &self.plan {
+            return self.plan_page(plan, items);
+        }
         let mut page = Page {
             now: compare::now(),
             last: None,
@@ -136,7 +139,7 @@ impl Sink {
     }
 
     /// Ids ascend, so none is told twice.
-    fn claim(&self, id: EntryId) -> Result<(), Fault> {
+    pub(super) fn claim(&self, id: EntryId) -> Result<(), Fault> {
         let mut table = self.table();
         if id < table.next || id.0 == u64::MAX {
             return Err(protocol(format!("entry {id} was told out of order")));
@@ -540,20 +543,25 @@ fn what_is_there(spot: Spot) -> Result<(Option<Status>, Spot), Fault> {
     if spot.fresh {
         return Ok((None, spot));
     }
-    match Status::at(&*spot.directory, name) {
-        Err(Errno::NOENT) => Ok((None, spot)),
+    let there = what_stands_there(&spot.directory, name)?;
+    Ok((there, spot))
+}
+
+pub(super) fn what_stands_there(directory: &Handle, name: &Name) -> Result<Option<Status>, Fault> {
+    match Status::at(directory, name) {
+        Err(Errno::NOENT) => Ok(None),
         Ok(there) if there.is_directory() => {
-            let shown = spot.directory.shown(name);
+            let shown = directory.shown(name);
             let text = "a directory stands there; remove it or choose another place";
             Err(StorageError::refused("write", shown, FaultCode::WrongKind, text).into())
         }
         Ok(there) if !there.is_file() && !there.is_symlink() => {
-            let shown = spot.directory.shown(name);
+            let shown = directory.shown(name);
             let text = "a device, FIFO or socket stands there; remove it or choose another place";
             Err(StorageError::refused("write", shown, FaultCode::WrongKind, text).into())
         }
-        Ok(there) => Ok((Some(there), spot)),
-        Err(errno) => Err(StorageError::new("look at", spot.directory.shown(name), errno).into()),
+        Ok(there) => Ok(Some(there)),
+        Err(errno) => Err(StorageError::new("look at", directory.shown(name), errno).into()),
     }
 }
 
@@ -627,19 +635,19 @@ fn open_file(directory: &Handle, name: &Name, seen: &Status) -> rustix::io::Resu
     }
 }
 
-fn failed(fault: Fault) -> Placed {
+pub(super) fn failed(fault: Fault) -> Placed {
     Placed::Settled(Outcome::Failed(fault))
 }
 
-fn exists(shown: &[u8]) -> Fault {
+pub(super) fn exists(shown: &[u8]) -> Fault {
     let text = format!("'{}' exists and was not to be replaced", ShownPath(shown));
     Fault::new(FaultCode::Exists, text)
 }
 
-fn protocol(text: impl Into<String>) -> Fault {
+pub(super) fn protocol(text: impl Into<String>) -> Fault {
     Fault::new(FaultCode::Protocol, text)
 }
 
-fn nameless() -> Fault {
+pub(super) fn nameless() -> Fault {
     protocol("something that is no directory was told as a destination's contents")
 }

@@ -180,6 +180,7 @@ fn sender(hash: HashKind, draw: &mut Draw<'_>) {
         regions_max: 3,
         lease_ms: 60_000,
         fail_early: draw.coin(),
+        dry_run: draw.below(4) == 0,
     });
     let mut walk = Walk::default();
     let mut jobs = Vec::new();

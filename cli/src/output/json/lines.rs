@@ -6,7 +6,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rdcp::wire::Fault;
-use rdcp::wire::message::Outcome;
+use rdcp::wire::message::{Action, Outcome};
 use rdcp::{ErrorKind, Location};
 use serde::Serialize;
 
@@ -110,6 +110,9 @@ pub(super) struct FileBody {
     pub(super) size: u64,
     pub(super) bytes_moved: u64,
     pub(super) digest: Option<String>,
+    /// Why it would be copied or not, in a dry run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<FileError>,
 }
@@ -238,6 +241,7 @@ pub(super) struct Totals {
     pub(super) reason: String,
     pub(super) bytes_by_transport: ByTransport,
     pub(super) hash: &'static str,
+    pub(super) dry_run: bool,
     pub(super) verified: Option<bool>,
     pub(super) published: u64,
     pub(super) files: u64,
@@ -292,6 +296,7 @@ pub(super) fn file_body(
         size,
         bytes_moved: 0,
         digest: None,
+        reason: None,
         error: None,
     };
     match outcome {
@@ -302,6 +307,14 @@ pub(super) fn file_body(
         },
         Outcome::Unchanged => body("unchanged"),
         Outcome::Updated => body("updated"),
+        Outcome::Planned(reason) => FileBody {
+            reason: Some(reason.name()),
+            ..body(match reason.action() {
+                Action::Copy => "would_copy",
+                Action::Update => "would_update",
+                Action::Keep => "would_keep",
+            })
+        },
         Outcome::Failed(fault) => FileBody {
             error: Some(FileError {
                 place: PlaceFields::new(error_path, location),

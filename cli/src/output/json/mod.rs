@@ -168,6 +168,7 @@ impl Json {
                 rdma: summary.carried.rdma,
             },
             hash: hash_name(summary.hash),
+            dry_run: summary.dry_run,
             verified: summary.verified,
             published: summary.published,
             files: summary.files,
