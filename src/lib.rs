@@ -100,8 +100,8 @@ pub use ids::TransferId;
 pub use integrity::Hex;
 pub use location::{Location, Side};
 pub use options::{
-    ClientOptions, FilterRule, HashKind, IpNetwork, Overwrite, Preserve, RdmaConnect, RdmaMemory,
-    RdmaOptions, TransferOptions, TransportChoice, UnknownHost,
+    ClientOptions, Deleting, FilterRule, HashKind, IpNetwork, Overwrite, Preserve, RdmaConnect,
+    RdmaMemory, RdmaOptions, TransferOptions, TransportChoice, UnknownHost,
 };
 pub use progress::{EntryType, Event, Failure, Progress, Report};
 pub use remote::{DEFAULT_PORT, Remote};

@@ -83,6 +83,8 @@ pub const RAIL_PORTS_MAX: usize = 16;
 pub const PORT_GIDS_MAX: usize = 8;
 /// Most queue pairs of one rail.
 pub const RAIL_QUEUE_PAIRS_MAX: usize = 8;
+/// Most removed entries that one message tells.
+pub const REMOVALS_MAX: usize = 128;
 /// How often a chunk is read again after its digest did not match.
 pub const REPAIRS_MAX: u32 = 3;
 /// Longest text in a fault, greeting or log line from a peer, in bytes.
@@ -129,6 +131,7 @@ const _: () = assert!(PAGE_ITEMS_MAX <= BATCH_ENTRIES_MAX);
 const _: () = assert!((1 + TRANSPORTS_MAX * 2) * (TEXT_BYTES_MAX + 8) + 64 < GREETING_BYTES_MAX);
 const _: () =
     assert!(PACK_FILES_MAX * 128 + GRANT_EXTENTS_MAX * 16 + RAILS_MAX * 18 < FRAME_BYTES_MAX);
+const _: () = assert!(REMOVALS_MAX * (PATH_BYTES_MAX + TEXT_BYTES_MAX + 16) < FRAME_BYTES_MAX);
 const _: () = assert!(BATCH_ENTRIES_MAX * (TEXT_BYTES_MAX + 16) < FRAME_BYTES_MAX);
 // An answer: a port of the server, a half of its rail and a reason for each port of the offer.
 const _: () = assert!(

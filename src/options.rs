@@ -12,7 +12,7 @@ use crate::session::known_hosts::HostTrust;
 pub use crate::session::rails::network::IpNetwork;
 use crate::storage::Filters;
 use crate::units::ChunkSize;
-pub use crate::wire::message::{FilterRule, HashKind, Overwrite, Preserve};
+pub use crate::wire::message::{Deleting, FilterRule, HashKind, Overwrite, Preserve};
 
 /// How a client reaches and trusts a server.
 #[derive(Clone)]
@@ -202,6 +202,10 @@ pub struct TransferOptions {
     /// each entry, and why, as [`Outcome::Planned`](crate::Outcome::Planned). It fails where the run
     /// itself would, as far as looking can tell; space is not reckoned. Default no.
     pub dry_run: bool,
+    /// What a destination directory holds and its source does not is removed, after all else and only
+    /// if nothing failed; what stands in the way of an entry is removed just before it. Default: nothing
+    /// is removed. A server takes it from those only who may delete and list.
+    pub delete: Option<Deleting>,
     /// What is carried beside data and mtime. Default: nothing more.
     pub preserve: Preserve,
     /// The proof of every chunk. Default BLAKE3: several times faster than the network, and its
@@ -236,6 +240,7 @@ impl Default for TransferOptions {
             recursive: false,
             filters: Vec::new(),
             dry_run: false,
+            delete: None,
             preserve: Preserve::default(),
             hash: HashKind::Blake3,
             chunk: ChunkSize::DEFAULT,

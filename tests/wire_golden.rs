@@ -5,12 +5,13 @@ use rdcp::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    Carried, ChunkDigest, Direction, FilterRule, GidKind, Grant, GrantPart, HashKind, Hello,
-    Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome,
-    Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect,
-    RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, Reason,
-    RegionKey, Remark, RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage,
-    StatusQuery, TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
+    Carried, ChunkDigest, Deleting, Direction, FilterRule, GidKind, Grant, GrantPart, HashKind,
+    Hello, Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation,
+    Outcome, Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer,
+    RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken,
+    Reason, RegionKey, Remark, RemarkKind, RemotePath, Removal, Removed, RemovedKind, RootName,
+    Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, TransportOffer, Wanted,
+    WayStatus, Welcome,
 };
 use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
 
@@ -136,6 +137,7 @@ golden! {
             overwrite: Overwrite::Older,
             sync: true,
             resume: true,
+            delete: Some(Deleting { max: Some(7), allow_empty: false }),
         },
         hash: HashKind::Sha256,
         chunk: ChunkSize::MIN,
@@ -176,6 +178,15 @@ golden! {
     ]);
     finish: Message::Finish(Carried { tcp: 5, rdma: 1 << 40, resumed: 3 << 20 });
     finished: Message::Finished;
+    deleted: Message::Deleted {
+        comparing: true,
+        removals: vec![
+            removal(0, b"a/\xff", RemovedKind::File, Removed::Gone),
+            removal(1, b"d", RemovedKind::Directory, Removed::Would),
+            removal(1, b"", RemovedKind::Symlink, Removed::Failed(Fault::new(FaultCode::Denied, "no"))),
+            removal(2, b"m", RemovedKind::Special, Removed::Kept(Fault::new(FaultCode::Special, "?"))),
+        ],
+    };
     remarks: Message::Remarks(vec![
         Remark { kind: RemarkKind::Owner, count: 1000, entries: vec![EntryId(1), EntryId(2)] },
         Remark { kind: RemarkKind::Unknown(0x99), count: 1, entries: Vec::new() },
@@ -414,6 +425,16 @@ fn grant_of_two() -> Grant {
             key: RemoteKey(0xdead_beef),
         }],
         parts: vec![window, empty],
+    }
+}
+
+fn removal(root: u32, path: &[u8], kind: RemovedKind, outcome: Removed) -> Removal {
+    let path = path.to_vec();
+    Removal {
+        root,
+        path,
+        kind,
+        outcome,
     }
 }
 

@@ -8,12 +8,13 @@ use rdcp::limits::{FRAME_BYTES_MAX, TEXT_BYTES_MAX};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    Carried, ChunkDigest, Direction, FilterRule, GidKind, Grant, GrantPart, HashKind, Hello,
-    Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome,
-    Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect,
-    RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, Reason,
-    RegionKey, Remark, RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage,
-    StatusQuery, TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
+    Carried, ChunkDigest, Deleting, Direction, FilterRule, GidKind, Grant, GrantPart, HashKind,
+    Hello, Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation,
+    Outcome, Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer,
+    RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken,
+    Reason, RegionKey, Remark, RemarkKind, RemotePath, Removal, Removed, RemovedKind, RootName,
+    Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, TransportOffer, Wanted,
+    WayStatus, Welcome,
 };
 use rdcp::wire::{
     Decoder, Envelope, FRAME_HEADER_BYTES, Fault, FaultCode, Message, WireError, encode,
@@ -430,6 +431,12 @@ fn of_transfer() -> impl Strategy<Value = Message> {
         })),
         Just(Message::Finished),
         vec(remark(), 0..16).prop_map(Message::Remarks),
+        (any::<bool>(), vec(removal(), 0..16)).prop_map(|(comparing, removals)| {
+            Message::Deleted {
+                comparing,
+                removals,
+            }
+        }),
         (1_u64..).prop_map(|region_bytes| Message::Bench { region_bytes }),
         operation().prop_map(Message::Operate),
         vec(listed(), 0..10).prop_map(Message::Listing),
@@ -529,16 +536,25 @@ fn direction() -> impl Strategy<Value = Direction> {
         Just(Overwrite::Never),
         Just(Overwrite::Error),
     ];
+    let deleting = (option::of(any::<u64>()), any::<bool>())
+        .prop_map(|(max, allow_empty)| Deleting { max, allow_empty });
     let push = (
         remote_path(),
         vec(root, 0..5),
         overwrite,
         any::<[bool; 4]>(),
+        option::of(deleting),
     );
     prop_oneof![
         vec(remote_path(), 0..5).prop_map(Direction::Pull),
         push.prop_map(
-            |(destination, roots, overwrite, [into_directory, make_parents, sync, resume])| {
+            |(
+                destination,
+                roots,
+                overwrite,
+                [into_directory, make_parents, sync, resume],
+                delete,
+            )| {
                 let placement = Placement {
                     into_directory,
                     make_parents,
@@ -550,6 +566,7 @@ fn direction() -> impl Strategy<Value = Direction> {
                     overwrite,
                     sync,
                     resume,
+                    delete,
                 }
             }
         ),
@@ -717,6 +734,29 @@ fn outcome() -> impl Strategy<Value = Outcome> {
         Just(Outcome::Updated),
         fault().prop_map(Outcome::Failed),
     ]
+}
+
+fn removal() -> impl Strategy<Value = Removal> {
+    let kind = prop_oneof![
+        Just(RemovedKind::File),
+        Just(RemovedKind::Directory),
+        Just(RemovedKind::Symlink),
+        Just(RemovedKind::Special),
+    ];
+    let outcome = prop_oneof![
+        Just(Removed::Gone),
+        Just(Removed::Would),
+        fault().prop_map(Removed::Failed),
+        fault().prop_map(Removed::Kept),
+    ];
+    (any::<u32>(), bytes_without(b"\0", 0..60), kind, outcome).prop_map(
+        |(root, path, kind, outcome)| Removal {
+            root,
+            path,
+            kind,
+            outcome,
+        },
+    )
 }
 
 fn remark() -> impl Strategy<Value = Remark> {

@@ -42,16 +42,21 @@ const TIPS: &[(&[&str], &str)] = &[
     ),
     (
         &[
-            "--delete",
             "--del",
             "--delete-after",
             "--delete-before",
+            "--delete-delay",
             "--delete-during",
-            "--delete-excluded",
-            "--remove-source-files",
         ],
-        "a copy removes nothing; 'rdcp verify LOCAL REMOTE' lists what is on one side only, 'rdcp rm' \
-         removes it on a server",
+        "write --delete; it is done last, and only if nothing failed",
+    ),
+    (
+        &["--delete-excluded"],
+        "what is left out stays at the destination; 'rdcp rm' removes it on a server",
+    ),
+    (
+        &["--remove-source-files"],
+        "a source is never changed; compare with 'rdcp verify LOCAL REMOTE', then remove it",
     ),
     (
         &["--filter", "-f", "--exclude-from", "--include-from"],
@@ -122,7 +127,7 @@ mod tests {
     fn options_of_others_have_tips_where_they_could_be_meant() {
         for (line, part) in [
             ("rdcp push -avz a h:/e", "compressed"),
-            ("rdcp -v push --delete a h:/e", "rdcp rm"),
+            ("rdcp -v push --delete-excluded a h:/e", "rdcp rm"),
             ("rdcp pull --filter=x h:/e/a .", "--filter-from"),
             ("rdcp cp -aP h:/e/a .", "again"),
         ] {

@@ -25,7 +25,7 @@ use crate::session::watch::{Ended, Watch, WatchOptions};
 use crate::storage::error::ShownPath;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, WalkOptions};
-use crate::storage::{FilterError, Filters, LastSymlink, StorageError};
+use crate::storage::{FilterError, Filters, LastSymlink, MirrorOptions, StorageError};
 use crate::wire::message::{Carried, Direction, Open, Placement, RemotePath, RootName};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -180,13 +180,14 @@ async fn run_pull(
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
-    filters(&options)?;
+    let filters = filters(&options)?;
     let placement = Placement {
         into_directory: ends_in_slash(&destination),
         make_parents: options.make_parents,
         roots: sources.iter().map(root_name).collect(),
     };
     check_names(&placement.roots)?;
+    check_mirrored(&placement, &options)?;
     let roots = shown_roots(&placement.roots);
     let names = placement.roots.clone();
     let sink_options = SinkOptions {
@@ -198,6 +199,9 @@ async fn run_pull(
         sync: options.sync,
         only_adds: false,
         dry_run: options.dry_run,
+        mirror: options
+            .delete
+            .map(|deleting| MirrorOptions { deleting, filters }),
     };
     // Looking at the destination can block.
     let target = bytes_of(&destination);
@@ -238,6 +242,7 @@ async fn run_pull(
     let receiver_options = ReceiverOptions {
         fail_early: options.fail_early,
         end_when_full: true,
+        mirror: options.delete.is_some(),
         ..ReceiverOptions::new(options.hash, options.chunk)
     };
     let (watch, account) = watching(start, roots, locations, &options, &session, &seat).await;
@@ -279,8 +284,15 @@ async fn run_push(
     let found = found.into_iter().collect::<Result<Vec<_>, Error>>()?;
     let (specs, roots): (Vec<_>, Vec<_>) = found.into_iter().unzip();
     check_names(&roots)?;
+    let placement = Placement {
+        into_directory,
+        make_parents: options.make_parents,
+        roots,
+    };
+    check_mirrored(&placement, &options)?;
+    let roots = &placement.roots;
     let file_inside = into_directory || roots.len() > 1;
-    let located = sources.iter().zip(&roots).map(|(source, name)| Root {
+    let located = sources.iter().zip(roots).map(|(source, name)| Root {
         source: Base::Local(without_slashes(bytes_of(source))),
         target: Target {
             base: Base::Remote(session.place(&destination.export, &destination.path)),
@@ -292,7 +304,7 @@ async fn run_push(
         roots: located.collect(),
         sender: Side::Local,
     };
-    let shown = shown_roots(&roots);
+    let shown = shown_roots(roots);
     let walk = WalkOptions {
         recursive: options.recursive,
         filters: filters(&options)?,
@@ -304,20 +316,18 @@ async fn run_push(
     let seat = session.seat(start.id)?;
     let direction = Direction::Push {
         destination,
-        placement: Placement {
-            into_directory,
-            make_parents: options.make_parents,
-            roots,
-        },
+        placement,
         overwrite: options.overwrite,
         sync: options.sync,
         resume: options.resume,
+        delete: options.delete,
     };
     seat.say(Message::Open(open(direction, &options)));
     let sender_options = SenderOptions {
         first_region: seat.first_region(),
         fail_early: options.fail_early,
         dry_run: options.dry_run,
+        mirror: options.delete.is_some(),
         ..SenderOptions::new(options.hash, options.chunk)
     };
     let (watch, account) = watching(start, shown, locations, &options, &session, &seat).await;
@@ -409,6 +419,7 @@ impl Account {
             published = ledger.published,
             updated = ledger.updated,
             unchanged = ledger.unchanged,
+            deleted = ledger.deleted,
             failed = ledger.failed,
             bytes = ledger.bytes,
             "ended"
@@ -442,6 +453,7 @@ impl Account {
             files: totals.files,
             unchanged: ledger.unchanged,
             updated: ledger.updated,
+            deleted: ledger.deleted,
             failed: ledger.failed,
             warnings: totals.warnings,
             bytes_moved: match self.sends {
@@ -510,6 +522,14 @@ fn check_names(roots: &[RootName]) -> Result<(), Error> {
             ))
         }
     }
+}
+
+/// Whether what the sources do not have can be told, if it is to be removed.
+fn check_mirrored(placement: &Placement, options: &TransferOptions) -> Result<(), Error> {
+    if options.delete.is_none() {
+        return Ok(());
+    }
+    MirrorOptions::check(placement, options.recursive).map_err(Error::from)
 }
 
 fn open(direction: Direction, options: &TransferOptions) -> Open {

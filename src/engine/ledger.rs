@@ -2,7 +2,7 @@
 //! per failure class, and the first failures in full.
 
 use crate::ids::EntryId;
-use crate::wire::message::{Action, Carried, Outcome};
+use crate::wire::message::{Action, Carried, Outcome, Removal, Removed};
 use crate::wire::{Fault, FaultCode};
 
 /// Failures that are kept in full; the others are only counted.
@@ -23,6 +23,8 @@ pub struct Ledger {
     pub failed: u64,
     /// Entries left out that do not count as failed.
     pub skipped: u64,
+    /// What the source does not have and was removed; in a dry run, would be.
+    pub deleted: u64,
     /// Bytes of data that travelled for published entries.
     pub bytes: u64,
     /// All that landed, by the way it came. A sender's is what the receiver said in the end.
@@ -79,6 +81,15 @@ impl Ledger {
                 Action::Keep => self.unchanged += 1,
             },
             Outcome::Failed(fault) => self.fail(Some(entry), fault),
+        }
+    }
+
+    /// Something was removed, or not.
+    pub(super) fn removal(&mut self, removal: &Removal) {
+        match &removal.outcome {
+            Removed::Gone | Removed::Would => self.deleted += 1,
+            Removed::Failed(fault) => self.fail(None, fault),
+            Removed::Kept(_) => {}
         }
     }
 

@@ -37,7 +37,7 @@ pub use filter::{FilterError, Filters};
 pub use identity::Identity;
 pub use pack::PackFilled;
 pub use root::{LastSymlink, Root};
-pub use sink::{PackFile, Placed, PlacedPage, Sink, SinkOptions};
+pub use sink::{MirrorOptions, PackFile, Placed, PlacedPage, Sink, SinkOptions};
 pub use source::{OpenSource, Source, SourceSpec, WalkOptions};
 pub use status::Status;
 pub use version::version_of;

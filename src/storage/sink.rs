@@ -18,12 +18,15 @@ mod directory;
 mod finish;
 mod journal;
 mod link;
+mod listed;
 mod media;
+mod mirror;
 mod notes;
 mod part;
 mod place;
 mod plan;
 mod published;
+mod removing;
 mod resume;
 mod store;
 #[cfg(test)]
@@ -39,6 +42,7 @@ use self::apply::Rules;
 use self::destination::Destination;
 use self::directory::{Directories, Handle, Parent};
 pub(crate) use self::journal::{Identity, Record};
+use self::mirror::Mirror;
 use self::notes::Notes;
 pub(crate) use self::part::PartFile;
 use self::plan::Plan;
@@ -53,6 +57,7 @@ use crate::storage::root::{LastSymlink, Root};
 use crate::wire::message::{Outcome, Overwrite, Placement, Preserve, Remark};
 use crate::wire::{Fault, FaultCode};
 
+pub use self::mirror::MirrorOptions;
 pub use self::store::PackFile;
 
 /// Share of the process's descriptors that one transfer keeps at most for open directories, and
@@ -83,6 +88,8 @@ pub struct SinkOptions {
     pub only_adds: bool,
     /// It is only said what would be done.
     pub dry_run: bool,
+    /// What the source does not have is removed at the end.
+    pub mirror: Option<MirrorOptions>,
 }
 
 /// What becomes of an entry that a page told.
@@ -126,6 +133,8 @@ pub struct Sink {
     only_adds: bool,
     /// Only there in a dry run.
     plan: Option<Plan>,
+    /// Only there if what the source does not have is removed.
+    mirror: Option<Mirror>,
     /// Most files open at once in a group commit.
     group_files_max: usize,
     /// What open directories, groups and part files take their descriptors from.
@@ -215,6 +224,7 @@ impl Sink {
             sync,
             only_adds,
             dry_run,
+            mirror,
         } = options;
         let descriptors = budget.account();
         Self {
@@ -224,6 +234,7 @@ impl Sink {
             sync,
             only_adds,
             plan: dry_run.then(Plan::default),
+            mirror: mirror.map(|options| Mirror::new(options, dry_run)),
             group_files_max: share,
             notes: Notes::default(),
             stopped: AtomicBool::new(false),

@@ -17,7 +17,7 @@ use crate::wire::message::{
     ListedKind, ManifestPage, Message, Open, Operation, Outcome, Overwrite, Placement, Preserve,
     RegionKey, Remark, RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
 };
-use crate::wire::{Fault, FaultCode, WireError, plan, rail, status, tag};
+use crate::wire::{Fault, FaultCode, WireError, plan, rail, removal, status, tag};
 
 /// A line with an empty path and nothing optional: kind, flags, length, mode, owner, group, time, and
 /// the path's length.
@@ -86,6 +86,13 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
             resumed: r.u64()?,
         }),
         Kind::Finished => Message::Finished,
+        Kind::Deleted => {
+            let (comparing, removals) = removal::read(r)?;
+            Message::Deleted {
+                comparing,
+                removals,
+            }
+        }
         Kind::Remarks => Message::Remarks(r.short_list(REMARKS_MAX, 10, "remarks", read_remark)?),
         Kind::Bench => {
             let region_bytes = r.u64()?;
@@ -104,7 +111,7 @@ fn read_entry_id(r: &mut Reader<'_>) -> Result<EntryId> {
     r.u64().map(EntryId)
 }
 
-fn read_fault(r: &mut Reader<'_>) -> Result<Fault> {
+pub(super) fn read_fault(r: &mut Reader<'_>) -> Result<Fault> {
     let code = FaultCode::from_wire(r.u16()?);
     Ok(Fault {
         code,
@@ -201,6 +208,7 @@ fn read_push(r: &mut Reader<'_>) -> Result<Direction> {
         overwrite,
         sync: bits & tag::PUSH_SYNC != 0,
         resume: bits & tag::PUSH_RESUME != 0,
+        delete: removal::read_deleting(r, bits)?,
     })
 }
 

@@ -14,7 +14,7 @@ use crate::wire::message::{
     Operation, Outcome, Overwrite, Placement, Preserve, Remark, RemarkKind, RemotePath, Wanted,
     Welcome,
 };
-use crate::wire::{plan, rail, status, tag};
+use crate::wire::{plan, rail, removal, status, tag};
 
 /// Bytes that an item takes in a manifest page, so that a page can be closed in time.
 pub fn item_bytes(item: &Item) -> usize {
@@ -104,6 +104,10 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
                 },
             );
         }
+        Message::Deleted {
+            comparing,
+            removals,
+        } => removal::write(w, *comparing, removals),
         Message::Remarks(remarks) => w.short_list(remarks, REMARKS_MAX, "remarks", write_remark),
         Message::Bench { region_bytes } => w.u64(*region_bytes),
         Message::Operate(operation) => write_operation(w, operation),
@@ -111,7 +115,7 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
     }
 }
 
-fn write_fault(w: &mut Writer<'_>, fault: &Fault) {
+pub(super) fn write_fault(w: &mut Writer<'_>, fault: &Fault) {
     w.u16(fault.code.to_wire());
     w.text(&fault.text);
 }
@@ -163,10 +167,13 @@ fn write_open(w: &mut Writer<'_>, open: &Open) {
             overwrite,
             sync,
             resume,
+            delete,
         } => {
             write_remote_path(w, destination);
             let bits = flag(*sync, tag::PUSH_SYNC) | flag(*resume, tag::PUSH_RESUME);
+            let bits = bits | removal::deleting_bits(*delete);
             write_placement(w, placement, *overwrite, bits);
+            removal::write_deleting(w, delete.unwrap_or_default());
         }
     }
 }

@@ -19,12 +19,13 @@
 //!   Close           ->                     is the file still in the version that was granted?
 //!                   <-      Closed
 //!   Settled         ->                     published, updated, unchanged or failed; durable when told
+//!   Deleted         ->                     what was removed, if that was asked for
 //!   Remarks         ->                     what was left out, before the Settled of what it names
 //!   Finish          ->                     everything is settled, and how its bytes came
 //!                   <-      Finished
 //! ```
 //!
-//! MUST NOTs: no path travels from receiver to sender; no READ is posted after Release of its
+//! MUST NOTs: no path travels from receiver to sender, but for those in Deleted, which open nothing; no READ is posted after Release of its
 //! region; nothing is published before Closed said so (files in packs carry that answer in their
 //! grant); no message that costs memory is sent without credit.
 
@@ -38,6 +39,7 @@ pub use crate::wire::rail::{
     RAIL_TOKEN_BYTES, RailAnswer, RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair,
     RailPort, RailReady, RailToken,
 };
+pub use crate::wire::removal::{Deleting, Removal, Removed, RemovedKind};
 
 pub use crate::wire::status::{
     Moved, Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, WayStatus,
@@ -157,6 +159,13 @@ pub enum Message {
     /// Receiver: what it left out or did otherwise. Adds to what was remarked before. A sender that
     /// does not know it skips it.
     Remarks(Vec<Remark>),
+    /// Receiver: what it removed at the destination, or would. For people; nothing is opened by it.
+    Deleted {
+        /// It comes of the comparison at the end, which had begun: an empty list says that it goes on.
+        comparing: bool,
+        /// What; at most `REMOVALS_MAX`.
+        removals: Vec<Removal>,
+    },
     /// Client: memory is wanted to measure the transport with. The server answers with a Grant
     /// without parts; Credit of nothing keeps its lease, Release ends it, and Done answers that.
     Bench {
@@ -272,6 +281,8 @@ pub enum Direction {
         sync: bool,
         /// Whether it goes on with what an interrupted run left, and leaves something to go on with.
         resume: bool,
+        /// Whether what the source does not have is removed.
+        delete: Option<Deleting>,
     },
 }
 

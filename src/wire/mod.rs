@@ -16,6 +16,7 @@ pub mod level;
 pub mod message;
 pub mod plan;
 pub mod rail;
+pub mod removal;
 pub mod status;
 mod tag;
 

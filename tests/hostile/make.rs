@@ -59,6 +59,7 @@ pub(crate) fn push(to: &str) -> Message {
             overwrite: Overwrite::IfDifferent,
             sync: false,
             resume: true,
+            delete: None,
         },
         hash: HashKind::Blake3,
         chunk: ChunkSize::DEFAULT,

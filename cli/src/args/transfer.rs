@@ -99,6 +99,25 @@ pub(crate) struct TransferArgs {
     /// Replace only files that are older than their source; the same as --overwrite older
     #[arg(short, long, conflicts_with = "overwrite", help_heading = DESTINATION)]
     pub(crate) update: bool,
+    /// Remove what destination directories hold and the source does not
+    ///
+    /// With -r or -a, and only in the directories that are copied: DST/name, or DST itself if the source
+    /// ends in a slash. It is done last, and only if nothing failed. What stands in the way of an entry,
+    /// a directory in the place of a file or the reverse, is removed just before. Never removed are
+    /// what --exclude leaves out, other mounts, what lies in a directory whose listing was not complete,
+    /// and what other runs are writing; symbolic links are removed themselves. An empty source is
+    /// refused (see --allow-empty). A server asks for the rights to delete and to list. Look first with
+    /// -n.
+    #[arg(long, help_heading = DESTINATION)]
+    pub(crate) delete: bool,
+    /// Remove at most N entries; if there are more, they stay, and the run fails
+    #[arg(long, value_name = "N", requires = "delete", help_heading = DESTINATION)]
+    pub(crate) max_delete: Option<u64>,
+    /// With --delete, let a source that is empty empty its destination
+    ///
+    /// Without it that is refused: an empty directory is often one where a file system is not mounted.
+    #[arg(long, requires = "delete", help_heading = DESTINATION)]
+    pub(crate) allow_empty: bool,
     /// Make missing parents of the destination
     #[arg(long, help_heading = DESTINATION)]
     pub(crate) mkpath: bool,

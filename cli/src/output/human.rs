@@ -49,6 +49,18 @@ impl Human {
                     self.line(io, &format!("rdcp: warning: {about}"));
                 }
             }
+            Event::Deleted {
+                path,
+                entry,
+                is_planned: true,
+            } if !self.quiet => planned(io, "delete", path, *entry, NOT_IN_SOURCE),
+            Event::Deleted {
+                path,
+                is_planned: false,
+                ..
+            } if self.verbose && !self.quiet => {
+                self.line(io, &format!("rdcp: deleted {}", escape::path_whole(path)));
+            }
             Event::Ended {
                 path,
                 entry,
@@ -139,6 +151,9 @@ fn about_fault(path: &[u8], location: Option<&Location>, fault: &Fault) -> Strin
     )
 }
 
+/// Why something is deleted.
+const NOT_IN_SOURCE: &str = "not in the source";
+
 /// A line of a dry run.
 fn planned(io: &mut Io, action: &str, path: &[u8], entry: EntryType, why: &str) {
     let slash = if entry == EntryType::Directory {
@@ -165,6 +180,9 @@ fn dry_summary_line(summary: &Summary) -> String {
     if summary.unchanged > 0 {
         parts.push(format!("keep {}", summary.unchanged));
     }
+    if summary.deleted > 0 {
+        parts.push(format!("delete {}", summary.deleted));
+    }
     if summary.failed > 0 {
         parts.push(format!("fail at {}", summary.failed));
     }
@@ -182,6 +200,9 @@ fn summary_line(summary: &Summary) -> String {
         let mut line = format!("nothing to copy, {} unchanged", summary.unchanged);
         if summary.updated > 0 {
             line.push_str(&format!(", {} updated", summary.updated));
+        }
+        if summary.deleted > 0 {
+            line.push_str(&format!(", {} deleted", summary.deleted));
         }
         return format!("{line} ({elapsed})");
     }
@@ -208,6 +229,9 @@ fn summary_line(summary: &Summary) -> String {
     }
     if summary.updated > 0 {
         parts.push(format!("{} updated", summary.updated));
+    }
+    if summary.deleted > 0 {
+        parts.push(format!("{} deleted", summary.deleted));
     }
     if summary.failed > 0 {
         parts.push(format!("{} failed", summary.failed));
@@ -246,6 +270,7 @@ mod tests {
             files: 3,
             unchanged: 0,
             updated: 0,
+            deleted: 0,
             failed: 0,
             warnings: 0,
             bytes: 3 << 30,

@@ -70,6 +70,8 @@ pub(crate) struct Summary {
     pub(crate) unchanged: u64,
     /// Entries of which only metadata differed.
     pub(crate) updated: u64,
+    /// What the source does not have and was removed.
+    pub(crate) deleted: u64,
     /// Entries that failed.
     pub(crate) failed: u64,
     /// Warnings.
@@ -103,6 +105,7 @@ impl From<&Report> for Summary {
             files: report.files,
             unchanged: report.unchanged,
             updated: report.updated,
+            deleted: report.deleted,
             failed: report.failed,
             warnings: report.warnings,
             bytes: report.bytes_published,

@@ -29,6 +29,8 @@ pub struct SenderOptions {
     pub fail_early: bool,
     /// The receiver only says what it would do; it can't ask for data.
     pub dry_run: bool,
+    /// The receiver removes what the source does not have, and tells.
+    pub mirror: bool,
 }
 
 impl SenderOptions {
@@ -44,6 +46,7 @@ impl SenderOptions {
             lease_ms: 60_000,
             fail_early: false,
             dry_run: false,
+            mirror: false,
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::session::sending::Sending;
 use crate::session::watch::{Ended, Watch, WatchOptions};
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, SourceSpec, WalkOptions};
-use crate::storage::{FilterError, Filters, LastSymlink};
+use crate::storage::{FilterError, Filters, LastSymlink, MirrorOptions};
 use crate::wire::message::{Direction, Open, Overwrite, RemotePath, Running};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -94,6 +94,7 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
                 published = ledger.published,
                 updated = ledger.updated,
                 unchanged = ledger.unchanged,
+                deleted = ledger.deleted,
                 failed = ledger.failed,
                 bytes = ledger.bytes,
                 resumed = ledger.carried.resumed,
@@ -176,6 +177,7 @@ async fn receive(
         overwrite,
         sync,
         resume,
+        delete,
     } = open.direction.clone()
     else {
         return Err(Fault::new(
@@ -190,6 +192,19 @@ async fn receive(
                     never, or error";
         return Err(Fault::new(FaultCode::Denied, text));
     }
+    let mirror = match delete {
+        Some(deleting) => {
+            // What is removed is named to the client.
+            for right in [Right::Delete, Right::List] {
+                serving.export(client, &destination, right)?;
+            }
+            MirrorOptions::check(&placement, open.recursive)?;
+            let filters = filters(open)?;
+            Some(MirrorOptions { deleting, filters })
+        }
+        None => None,
+    };
+    let mirrors = mirror.is_some();
     let roots = placement
         .roots
         .iter()
@@ -203,6 +218,7 @@ async fn receive(
         sync,
         only_adds: !client.may(Right::Overwrite),
         dry_run: open.dry_run,
+        mirror,
     };
     let root = Arc::clone(&export.root);
     let sink = Sink::new(root, destination.path, options);
@@ -213,6 +229,8 @@ async fn receive(
         sink: Arc::new(sink),
         options: ReceiverOptions {
             end_when_full: true,
+            mirror: mirrors,
+            tell_removals: mirrors,
             ..ReceiverOptions::new(open.hash, open.chunk)
         },
         resume,

@@ -135,6 +135,11 @@ impl Destination {
         }
     }
 
+    /// How many sources there are.
+    pub(crate) fn sources(&self) -> usize {
+        self.placement.roots.len()
+    }
+
     fn root_name(&self, source: u32) -> Result<&RootName, StorageError> {
         let roots = &self.placement.roots;
         let root = usize::try_from(source)

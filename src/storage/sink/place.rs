@@ -74,13 +74,20 @@ impl Sink {
             match item {
                 Item::Entry(entry) => {
                     let id = entry.id;
+                    let place = self.mirror.is_some().then(|| entry.place.clone());
+                    let directory =
+                        (entry.kind == EntryKind::Directory).then_some(entry.metadata.mtime);
                     let answer = self.place_entry(entry, &mut page);
+                    if let Some(place) = place {
+                        self.list_entry(&place, id, directory);
+                    }
                     placed.entries.push((id, answer.unwrap_or_else(failed)));
                     if page.unusable.is_some() {
                         break;
                     }
                 }
-                Item::Note(Note::DirectoryEnd { directory, .. }) => {
+                Item::Note(note @ Note::DirectoryEnd { directory, .. }) => {
+                    self.list_note(&note);
                     // It may be the one remembered, and nothing more is taken into it.
                     page.last = None;
                     // The end of what is not open ends nothing.
@@ -89,7 +96,7 @@ impl Sink {
                     }
                 }
                 // What a sender skipped is told to the user by others.
-                Item::Note(_) => {}
+                Item::Note(note) => self.list_note(&note),
             }
         }
         placed.unusable = page.unusable.take();
@@ -108,7 +115,15 @@ impl Sink {
         self.claim(id)?;
         self.check_running()?;
         let is_directory = kind == EntryKind::Directory;
-        let spot = self.spot(&place, is_directory, page);
+        self.check_mirrored(&place, is_directory)?;
+        let spot = self.spot(&place, is_directory, page).and_then(|spot| {
+            if let (Parent::Entry(parent), Some(name), false) =
+                (&spot.parent, &spot.name, spot.fresh)
+            {
+                self.clear_the_way(*parent, &spot.directory, name, is_directory)?;
+            }
+            Ok(spot)
+        });
         if is_directory {
             let answer = spot.and_then(|spot| self.place_directory(id, spot, metadata));
             if let Err(fault) = &answer {

@@ -54,19 +54,26 @@ impl Sink {
             match item {
                 Item::Entry(entry) => {
                     let id = entry.id;
+                    let place = self.mirror.is_some().then(|| entry.place.clone());
+                    let directory =
+                        (entry.kind == EntryKind::Directory).then_some(entry.metadata.mtime);
                     let answer = self.plan_entry(plan, entry, now, &mut placed.unusable);
                     let answer = answer.map(|reason| Placed::Settled(Outcome::Planned(reason)));
+                    if let Some(place) = place {
+                        self.list_entry(&place, id, directory);
+                    }
                     placed.entries.push((id, answer.unwrap_or_else(failed)));
                     if placed.unusable.is_some() {
                         break;
                     }
                 }
-                Item::Note(Note::DirectoryEnd { directory, .. }) => {
+                Item::Note(note @ Note::DirectoryEnd { directory, .. }) => {
+                    self.list_note(&note);
                     if !plan.absent().remove(&directory) {
                         self.plan_end(directory);
                     }
                 }
-                Item::Note(_) => {}
+                Item::Note(note) => self.list_note(&note),
             }
         }
         placed
@@ -99,7 +106,21 @@ impl Sink {
         self.claim(id)?;
         self.check_running()?;
         let is_directory = kind == EntryKind::Directory;
+        self.check_mirrored(&place, is_directory)?;
         let spot = self.plan_spot(plan, &place, is_directory, unusable);
+        // What would be removed first is not in the way.
+        if let Ok(Spot {
+            parent: Parent::Entry(parent),
+            directory: Some(directory),
+            name: Some(name),
+        }) = &spot
+            && self.clear_the_way(*parent, directory, name, is_directory)?
+        {
+            if is_directory {
+                plan.absent().insert(id);
+            }
+            return Ok(Reason::KindDiffers);
+        }
         if is_directory {
             let answer = spot.and_then(|spot| self.plan_directory(plan, id, spot, metadata));
             if let Err(fault) = &answer {

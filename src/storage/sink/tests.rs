@@ -79,6 +79,7 @@ impl Field {
             sync,
             only_adds: false,
             dry_run: false,
+            mirror: None,
         };
         let (descriptors, budget) = (self.descriptors, self.budget.clone());
         Sink::with_descriptors(root, b"dst".to_vec(), options, descriptors, budget)
@@ -1011,6 +1012,7 @@ fn the_kernels_own_file_systems_are_not_written_into() {
         sync: false,
         only_adds: false,
         dry_run: false,
+        mirror: None,
     };
     // Descriptors of "/" itself are not touched: its times are those that it has.
     let seen = Status::of(fs::File::open("/").unwrap()).unwrap();

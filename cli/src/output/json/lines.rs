@@ -247,6 +247,7 @@ pub(super) struct Totals {
     pub(super) files: u64,
     pub(super) unchanged: u64,
     pub(super) updated: u64,
+    pub(super) deleted: u64,
     pub(super) failed: u64,
     pub(super) warnings: u64,
     pub(super) bytes: u64,
@@ -280,6 +281,23 @@ pub(super) struct CheckBody {
     pub(super) status: &'static str,
     pub(super) message: String,
     pub(super) fix: Option<String>,
+}
+
+/// Something that the source does not have was removed, or would be.
+pub(super) fn deleted_body(path: &[u8], is_planned: bool) -> FileBody {
+    FileBody {
+        path: PathFields::new(path),
+        outcome: if is_planned {
+            "would_delete"
+        } else {
+            "deleted"
+        },
+        size: 0,
+        bytes_moved: 0,
+        digest: None,
+        reason: Some("not_in_source"),
+        error: None,
+    }
 }
 
 pub(super) fn file_body(
