@@ -100,13 +100,13 @@ pub use ids::TransferId;
 pub use integrity::Hex;
 pub use location::{Location, Side};
 pub use options::{
-    ClientOptions, HashKind, IpNetwork, Overwrite, Preserve, RdmaConnect, RdmaMemory, RdmaOptions,
-    TransferOptions, TransportChoice, UnknownHost,
+    ClientOptions, Deleting, FilterRule, HashKind, IpNetwork, Overwrite, Preserve, RdmaConnect,
+    RdmaMemory, RdmaOptions, TransferOptions, TransportChoice, UnknownHost,
 };
 pub use progress::{EntryType, Event, Failure, Progress, Report};
 pub use remote::{DEFAULT_PORT, Remote};
 pub use server::{Export, Server, ServerBuilder, ServerLimits};
 pub use session::known_hosts::HostTrust;
 pub use units::{ChunkSize, Timestamp};
-pub use wire::message::{Listed, ListedKind, Outcome, RemotePath, TransportOffer};
+pub use wire::message::{Action, Listed, ListedKind, Outcome, Reason, RemotePath, TransportOffer};
 pub use wire::{Fault, FaultCode};

@@ -19,6 +19,13 @@ pub const PATH_BYTES_MAX: usize = 4095;
 pub const DEPTH_MAX: usize = 1024;
 /// Most sources in one transfer.
 pub const ROOTS_MAX: usize = 4096;
+/// Most filters of one transfer.
+pub const FILTERS_MAX: usize = 1024;
+/// Longest pattern of a filter, in bytes.
+pub const FILTER_BYTES_MAX: usize = 1024;
+/// Patterns of all filters of a transfer together, in bytes: with the length of a path it bounds what
+/// it costs to look at an entry.
+pub const FILTERS_BYTES_MAX: usize = 32 << 10;
 /// Most extended attributes carried per entry.
 pub const XATTRS_MAX: usize = 64;
 /// Largest sum of names and values of one entry's extended attributes, in bytes.
@@ -79,6 +86,8 @@ pub const RAIL_PORTS_MAX: usize = 16;
 pub const PORT_GIDS_MAX: usize = 8;
 /// Most queue pairs of one rail.
 pub const RAIL_QUEUE_PAIRS_MAX: usize = 8;
+/// Most removed entries that one message tells.
+pub const REMOVALS_MAX: usize = 128;
 /// How often a chunk is read again after its digest did not match.
 pub const REPAIRS_MAX: u32 = 3;
 /// Longest text in a fault, greeting or log line from a peer, in bytes.
@@ -117,6 +126,7 @@ const _: () = assert!(PACK_BYTES_MAX <= WINDOW_BYTES);
 const _: () = assert!(WINDOW_BYTES <= REGION_CREDIT_BYTES_DEFAULT);
 const _: () = assert!(PAGE_BYTES_TARGET + XATTR_BYTES_MAX + 2 * PATH_BYTES_MAX < FRAME_BYTES_MAX);
 const _: () = assert!(DIGESTS_MAX * 64 < FRAME_BYTES_MAX);
+const _: () = assert!(FILTER_BYTES_MAX <= FILTERS_BYTES_MAX);
 const _: () = assert!(WANT_RANGES_MAX * 16 + BATCH_ENTRIES_MAX * 16 < FRAME_BYTES_MAX);
 // All values of a window of smallest chunks, and the one before, may come before its grant.
 const _: () = assert!(WINDOW_BYTES / (64 << 10) < EARLY_DIGESTS_MAX as u64);
@@ -124,6 +134,7 @@ const _: () = assert!(PAGE_ITEMS_MAX <= BATCH_ENTRIES_MAX);
 const _: () = assert!((1 + TRANSPORTS_MAX * 2) * (TEXT_BYTES_MAX + 8) + 64 < GREETING_BYTES_MAX);
 const _: () =
     assert!(PACK_FILES_MAX * 128 + GRANT_EXTENTS_MAX * 16 + RAILS_MAX * 18 < FRAME_BYTES_MAX);
+const _: () = assert!(REMOVALS_MAX * (PATH_BYTES_MAX + TEXT_BYTES_MAX + 16) < FRAME_BYTES_MAX);
 const _: () = assert!(BATCH_ENTRIES_MAX * (TEXT_BYTES_MAX + 16) < FRAME_BYTES_MAX);
 // An answer: a port of the server, a half of its rail and a reason for each port of the offer.
 const _: () = assert!(

@@ -120,6 +120,14 @@ impl Locations {
     }
 }
 
+impl Locations {
+    /// Where what lies `below` the root with this number is at the destination.
+    pub(crate) fn at_destination(&self, root: u32, below: &[u8]) -> Option<Location> {
+        let target = &self.roots.get(usize::try_from(root).ok()?)?.target;
+        Some(target.base.joined(&target.name, below))
+    }
+}
+
 impl Base {
     fn joined(&self, name: &[u8], below: &[u8]) -> Location {
         match self {

@@ -11,8 +11,9 @@ use crate::limits::RAIL_QUEUE_PAIRS_MAX;
 pub use crate::session::exposing::rails::RdmaMemory;
 use crate::session::known_hosts::HostTrust;
 pub use crate::session::rails::network::IpNetwork;
+use crate::storage::Filters;
 use crate::units::ChunkSize;
-pub use crate::wire::message::{HashKind, Overwrite, Preserve};
+pub use crate::wire::message::{Deleting, FilterRule, HashKind, Overwrite, Preserve};
 
 /// How a client reaches and trusts a server.
 #[derive(Clone)]
@@ -195,6 +196,17 @@ pub enum TransportChoice {
 pub struct TransferOptions {
     /// Directories are transferred with all below them; without it they are an error.
     pub recursive: bool,
+    /// Which entries of trees take part: the first rule that matches one decides, what none matches
+    /// takes part. Default: no rules. [`FilterRule::check`] finds out whether one can be used.
+    pub filters: Vec<FilterRule>,
+    /// Nothing is copied, written, made or touched on either side: the run says what it would do about
+    /// each entry, and why, as [`Outcome::Planned`](crate::Outcome::Planned). It fails where the run
+    /// itself would, as far as looking can tell; space is not reckoned. Default no.
+    pub dry_run: bool,
+    /// What a destination directory holds and its source does not is removed, after all else and only
+    /// if nothing failed; what stands in the way of an entry is removed just before it. Default: nothing
+    /// is removed. A server takes it from those only who may delete and list.
+    pub delete: Option<Deleting>,
     /// What is carried beside data and mtime. Default: nothing more.
     pub preserve: Preserve,
     /// The proof of every chunk. Default BLAKE3: several times faster than the network, and its
@@ -231,6 +243,9 @@ impl Default for TransferOptions {
     fn default() -> Self {
         Self {
             recursive: false,
+            filters: Vec::new(),
+            dry_run: false,
+            delete: None,
             preserve: Preserve::default(),
             hash: HashKind::Blake3,
             chunk: ChunkSize::DEFAULT,
@@ -243,6 +258,19 @@ impl Default for TransferOptions {
             stall_timeout: Duration::from_secs(120),
             id: None,
         }
+    }
+}
+
+impl FilterRule {
+    /// Whether all of these can be used together.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`], with the first pattern that is none.
+    pub fn check(rules: &[Self]) -> Result<(), Error> {
+        let checked = Filters::new(rules);
+        checked
+            .map(drop)
+            .map_err(|error| Error::new(ErrorKind::Usage, error.to_string()))
     }
 }
 

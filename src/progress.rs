@@ -71,6 +71,16 @@ pub enum Event {
         /// Where it failed, if it did.
         location: Option<Location>,
     },
+    /// Something that the source does not have was removed at the destination. What could not be is
+    /// told as [`Event::Ended`], and counts as failed.
+    Deleted {
+        /// Its path below the destination, as bytes.
+        path: Vec<u8>,
+        /// What it was.
+        entry: EntryType,
+        /// It is a dry run: it would be removed.
+        is_planned: bool,
+    },
     /// Something that a person may want to know and that is no failure.
     Warning {
         /// What it is about; may be empty.
@@ -108,6 +118,8 @@ pub struct Report {
     pub carried: Carried,
     /// What proved the chunks.
     pub hash: HashKind,
+    /// Nothing was done: the counts below are of what would be.
+    pub dry_run: bool,
     /// Files, links and directories published.
     pub published: u64,
     /// Regular files among them.
@@ -116,6 +128,8 @@ pub struct Report {
     pub unchanged: u64,
     /// Entries whose content was there and whose metadata was brought up to date.
     pub updated: u64,
+    /// What the source does not have and was removed at the destination.
+    pub deleted: u64,
     /// Entries that failed.
     pub failed: u64,
     /// Warnings.
@@ -149,6 +163,7 @@ impl Report {
     /// to prove: files that were there already were not read, and none failed or was published.
     pub fn verified(&self) -> Option<bool> {
         match (self.files, self.failed) {
+            _ if self.dry_run => None,
             (0, 0) => None,
             (files, _) => Some(self.hash != HashKind::None && files > 0),
         }

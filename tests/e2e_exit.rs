@@ -475,25 +475,32 @@ fn status_8_failures_of_several_kinds() {
 }
 
 #[test]
-fn fail_early_ends_at_the_first_failure() {
-    let world = World::new();
-    let daemon = world.serve();
-    tree::make_random(&world.path("export/tree"), 3, 50);
-    for path in tree::walk(&world.path("export/tree"))
-        .iter()
-        .filter(|path| path.is_file())
-    {
-        let below = path.strip_prefix(world.path("export")).unwrap();
-        world.write(Path::new("local").join(below), "old");
+fn fail_early_ends_at_the_first_failure_and_others_go_on_without_it() {
+    for push in [true, false] {
+        let world = World::new();
+        let daemon = world.serve();
+        let (from, to) = match push {
+            true => ("local", "export"),
+            false => ("export", "local"),
+        };
+        // It fails when it is placed; the other one can't be there before that is known.
+        world.write(format!("{from}/tree/a"), "new");
+        world.write(format!("{to}/tree/a"), "in the way");
+        tree::random_file(&world.path(from).join("tree/z"), 3 << 20, 1);
+        let run = |early: bool| {
+            let mut words = common_words(&["-r", "--overwrite", "error"]);
+            words.extend(early.then(|| "--fail-early".into()));
+            let (command, places) = match push {
+                true => ("push", ["tree".into(), daemon.url("data/")]),
+                false => ("pull", [daemon.url("data/tree"), ".".into()]),
+            };
+            words.extend(places);
+            world.rdcp(command).args(words).run().expect(12);
+            world.exists(format!("{to}/tree/z"))
+        };
+        assert!(!run(true), "push {push}");
+        assert!(run(false), "push {push}");
     }
-    let words = |early: bool| {
-        let mut words = common_words(&["-r", "--overwrite", "error"]);
-        words.extend(early.then(|| "--fail-early".into()));
-        words.extend([daemon.url("data/tree"), ".".into()]);
-        words
-    };
-    world.rdcp("pull").args(words(true)).run().expect(12);
-    world.rdcp("pull").args(words(false)).run().expect(12);
 }
 
 fn common_words(words: &[&str]) -> Vec<OsString> {

@@ -15,7 +15,9 @@ use rdcp::limits::PAGES_CREDIT_DEFAULT;
 use rdcp::manifest::{EntryKind, Item, Place};
 use rdcp::units::{ByteRange, Timestamp};
 use rdcp::wire::Message;
-use rdcp::wire::message::{ChunkDigest, Grant, Listed, ListedKind};
+use rdcp::wire::message::{
+    Carried, ChunkDigest, Grant, Listed, ListedKind, Outcome, Reason, Removal, Removed, RemovedKind,
+};
 use rdcp::{
     ChunkSize, Client, ClientOptions, Error, ErrorKind, Fault, FaultCode, RemoteFile, TransferId,
     UnknownHost,
@@ -564,5 +566,76 @@ fn lines_about_what_was_not_asked_for_are_not_shown() {
         }
         // Of one thing nothing has a path.
         world.rdcp("stat").arg(&url).run().expect(3);
+    }
+}
+
+#[test]
+fn a_receiver_that_wants_data_in_a_dry_run_or_tells_of_deletions_unasked_is_left() {
+    let world = World::new();
+    tree::random_file(&world.path("local/file"), 100_000, 1);
+    let deleted = |outcome| {
+        let removal = Removal {
+            root: 0,
+            path: b"../../\x1b[2J\nx".to_vec(),
+            kind: RemovedKind::File,
+            outcome,
+        };
+        Message::Deleted {
+            comparing: false,
+            removals: vec![removal],
+        }
+    };
+    let settled = |outcome| Message::Settled(vec![(EntryId(0), outcome)]);
+    let cases: [(&str, &[&str], i32, Vec<Message>); 6] = [
+        ("a want", &["-n"], 3, vec![hostile::make::want(0)]),
+        ("a lie", &["-n"], 3, vec![settled(Outcome::Unchanged)]),
+        (
+            "a plan",
+            &[],
+            3,
+            vec![settled(Outcome::Planned(Reason::New))],
+        ),
+        ("a deletion", &[], 3, vec![deleted(Removed::Gone)]),
+        (
+            "an honest plan",
+            &["-n"],
+            0,
+            vec![
+                settled(Outcome::Planned(Reason::Newer)),
+                Message::Finish(Carried::default()),
+            ],
+        ),
+        (
+            "a path that acts on a terminal",
+            &["-r", "-v", "--delete"],
+            0,
+            vec![
+                deleted(Removed::Gone),
+                settled(Outcome::Unchanged),
+                Message::Finish(Carried::default()),
+            ],
+        ),
+    ];
+    for (what, options, status, messages) in cases {
+        let server = HostileServer::start(content(), move |peer| {
+            let Some((id, _)) = peer.opened() else { return };
+            peer.say(id, hostile::make::credit(4, 64 << 20));
+            peer.expect("a page", |_, message| {
+                matches!(message, Message::Manifest(_)).then_some(())
+            });
+            for message in &messages {
+                peer.say(id, message.clone());
+            }
+        });
+        let url = common::daemon::url(server.address(), "data/file");
+        let push = world.rdcp("push").args(options).arg("file").arg(url).run();
+        assert_eq!(push.status, status, "{what}: {}", push.stderr);
+        assert!(!push.stderr.contains('\u{1b}'), "{what}: {}", push.stderr);
+        match what {
+            "an honest plan" => {
+                assert_eq!(push.text(), "copy    file  (the source is newer)\n");
+            }
+            _ => assert_eq!(push.text(), "", "{what}"),
+        }
     }
 }

@@ -188,9 +188,9 @@ fn options_of_rsync_are_answered_with_what_rdcp_does() {
     let world = World::new();
     for (option, part) in [
         ("-az", "hint: contents are not compressed"),
-        ("-n", "hint: there is no dry run"),
+        ("--filter=x", "hint: write --exclude"),
         ("-aP", "hint: the same command again goes on"),
-        ("--delete", "hint: a copy removes nothing"),
+        ("--delete-excluded", "hint: what is left out stays"),
     ] {
         let words = ["push", option, "a", "h:/e"];
         let done = world.bare(words[0]).args(&words[1..]).run().expect(2);

@@ -5,12 +5,13 @@ use rdcp::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    Carried, ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, Invitation,
-    LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome, Overwrite,
-    PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial,
-    RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark,
-    RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
-    TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
+    Carried, ChunkDigest, Deleting, Direction, FilterRule, GidKind, Grant, GrantPart, HashKind,
+    Hello, Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation,
+    Outcome, Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer,
+    RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken,
+    Reason, RegionKey, Remark, RemarkKind, RemotePath, Removal, Removed, RemovedKind, RootName,
+    Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, TransportOffer, Wanted,
+    WayStatus, Welcome,
 };
 use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
 
@@ -119,6 +120,8 @@ golden! {
         chunk: ChunkSize::DEFAULT,
         preserve: Preserve { mode: true, symlinks: true, owner: true, ..Preserve::default() },
         recursive: true,
+        dry_run: false,
+        filters: Vec::new(),
     });
     open_push: Message::Open(Open {
         direction: Direction::Push {
@@ -135,11 +138,14 @@ golden! {
             sync: true,
             resume: true,
             bytes_per_s: std::num::NonZeroU64::new(300 << 20),
+            delete: Some(Deleting { max: Some(7), allow_empty: false }),
         },
         hash: HashKind::Sha256,
         chunk: ChunkSize::MIN,
         preserve: Preserve { hard_links: true, xattrs: true, ..Preserve::default() },
         recursive: false,
+        dry_run: true,
+        filters: vec![filter(true, b"*.\xff"), filter(false, b"a/*")],
     });
     opened: Message::Opened;
     failed: Message::Failed(Fault::new(FaultCode::Unknown(0x1234), "?"));
@@ -169,9 +175,19 @@ golden! {
         (EntryId(3), Outcome::Unchanged),
         (EntryId(4), Outcome::Failed(Fault::new(FaultCode::NoSpace, "full"))),
         (EntryId(5), Outcome::Updated),
+        (EntryId(6), Outcome::Planned(Reason::SizeDiffers)),
     ]);
     finish: Message::Finish(Carried { tcp: 5, rdma: 1 << 40, resumed: 3 << 20 });
     finished: Message::Finished;
+    deleted: Message::Deleted {
+        comparing: true,
+        removals: vec![
+            removal(0, b"a/\xff", RemovedKind::File, Removed::Gone),
+            removal(1, b"d", RemovedKind::Directory, Removed::Would),
+            removal(1, b"", RemovedKind::Symlink, Removed::Failed(Fault::new(FaultCode::Denied, "no"))),
+            removal(2, b"m", RemovedKind::Special, Removed::Kept(Fault::new(FaultCode::Special, "?"))),
+        ],
+    };
     remarks: Message::Remarks(vec![
         Remark { kind: RemarkKind::Owner, count: 1000, entries: vec![EntryId(1), EntryId(2)] },
         Remark { kind: RemarkKind::Unknown(0x99), count: 1, entries: Vec::new() },
@@ -411,6 +427,21 @@ fn grant_of_two() -> Grant {
         }],
         parts: vec![window, empty],
     }
+}
+
+fn removal(root: u32, path: &[u8], kind: RemovedKind, outcome: Removed) -> Removal {
+    let path = path.to_vec();
+    Removal {
+        root,
+        path,
+        kind,
+        outcome,
+    }
+}
+
+fn filter(include: bool, pattern: &[u8]) -> FilterRule {
+    let pattern = pattern.to_vec();
+    FilterRule { include, pattern }
 }
 
 fn listed(path: &[u8], kind: ListedKind) -> Listed {

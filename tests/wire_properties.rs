@@ -10,12 +10,13 @@ use rdcp::limits::{FRAME_BYTES_MAX, TEXT_BYTES_MAX};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    Carried, ChunkDigest, Direction, GidKind, Grant, GrantPart, HashKind, Hello, Invitation,
-    LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome, Overwrite,
-    PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial,
-    RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark,
-    RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
-    TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
+    Carried, ChunkDigest, Deleting, Direction, FilterRule, GidKind, Grant, GrantPart, HashKind,
+    Hello, Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation,
+    Outcome, Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer,
+    RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken,
+    Reason, RegionKey, Remark, RemarkKind, RemotePath, Removal, Removed, RemovedKind, RootName,
+    Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, TransportOffer, Wanted,
+    WayStatus, Welcome,
 };
 use rdcp::wire::{
     Decoder, Envelope, FRAME_HEADER_BYTES, Fault, FaultCode, Message, WireError, encode,
@@ -432,6 +433,12 @@ fn of_transfer() -> impl Strategy<Value = Message> {
         })),
         Just(Message::Finished),
         vec(remark(), 0..16).prop_map(Message::Remarks),
+        (any::<bool>(), vec(removal(), 0..16)).prop_map(|(comparing, removals)| {
+            Message::Deleted {
+                comparing,
+                removals,
+            }
+        }),
         (1_u64..).prop_map(|region_bytes| Message::Bench { region_bytes }),
         operation().prop_map(Message::Operate),
         vec(listed(), 0..10).prop_map(Message::Listing),
@@ -504,13 +511,18 @@ fn open() -> impl Strategy<Value = Open> {
             owner,
         });
     let chunk = (16_u8..=24).prop_map(|log2| ChunkSize::from_log2(log2).unwrap());
-    (direction(), hash(), chunk, preserve, any::<bool>()).prop_map(
-        |(direction, hash, chunk, preserve, recursive)| Open {
+    let filter = (any::<bool>(), vec(any::<u8>(), 0..40))
+        .prop_map(|(include, pattern)| FilterRule { include, pattern });
+    let what = (direction(), vec(filter, 0..4), any::<[bool; 2]>());
+    (what, hash(), chunk, preserve).prop_map(
+        |((direction, filters, [recursive, dry_run]), hash, chunk, preserve)| Open {
             direction,
             hash,
             chunk,
             preserve,
             recursive,
+            dry_run,
+            filters,
         },
     )
 }
@@ -526,32 +538,38 @@ fn direction() -> impl Strategy<Value = Direction> {
         Just(Overwrite::Never),
         Just(Overwrite::Error),
     ];
+    let deleting = (option::of(any::<u64>()), any::<bool>())
+        .prop_map(|(max, allow_empty)| Deleting { max, allow_empty });
     let push = (
         remote_path(),
         vec(root, 0..5),
         overwrite,
         any::<[bool; 4]>(),
         // A chunk must not take for ever: at least 512 KiB a second for the largest.
-        prop::option::of((1_u64 << 19..).prop_map(|rate| NonZeroU64::new(rate).expect("not 0"))),
+        option::of((1_u64 << 19..).prop_map(|rate| NonZeroU64::new(rate).expect("not 0"))),
+        option::of(deleting),
     );
     prop_oneof![
         vec(remote_path(), 0..5).prop_map(Direction::Pull),
-        push.prop_map(|(destination, roots, overwrite, flags, bytes_per_s)| {
-            let [into_directory, make_parents, sync, resume] = flags;
-            let placement = Placement {
-                into_directory,
-                make_parents,
-                roots,
-            };
-            Direction::Push {
-                destination,
-                placement,
-                overwrite,
-                sync,
-                resume,
-                bytes_per_s,
+        push.prop_map(
+            |(destination, roots, overwrite, flags, bytes_per_s, delete)| {
+                let [into_directory, make_parents, sync, resume] = flags;
+                let placement = Placement {
+                    into_directory,
+                    make_parents,
+                    roots,
+                };
+                Direction::Push {
+                    destination,
+                    placement,
+                    overwrite,
+                    sync,
+                    resume,
+                    bytes_per_s,
+                    delete,
+                }
             }
-        }),
+        ),
     ]
 }
 
@@ -712,9 +730,33 @@ fn outcome() -> impl Strategy<Value = Outcome> {
         (any::<u64>(), option::of(any::<[u8; 32]>()))
             .prop_map(|(bytes, digest)| Outcome::Published { bytes, digest }),
         Just(Outcome::Unchanged),
+        proptest::sample::select(Reason::ALL).prop_map(Outcome::Planned),
         Just(Outcome::Updated),
         fault().prop_map(Outcome::Failed),
     ]
+}
+
+fn removal() -> impl Strategy<Value = Removal> {
+    let kind = prop_oneof![
+        Just(RemovedKind::File),
+        Just(RemovedKind::Directory),
+        Just(RemovedKind::Symlink),
+        Just(RemovedKind::Special),
+    ];
+    let outcome = prop_oneof![
+        Just(Removed::Gone),
+        Just(Removed::Would),
+        fault().prop_map(Removed::Failed),
+        fault().prop_map(Removed::Kept),
+    ];
+    (any::<u32>(), bytes_without(b"\0", 0..60), kind, outcome).prop_map(
+        |(root, path, kind, outcome)| Removal {
+            root,
+            path,
+            kind,
+            outcome,
+        },
+    )
 }
 
 fn remark() -> impl Strategy<Value = Remark> {

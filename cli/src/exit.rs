@@ -93,7 +93,8 @@ pub(crate) const TABLE: &[(u8, &str)] = &[
     ),
     (
         5,
-        "no such file, directory or export, or a device, FIFO or socket of that name",
+        "no such file, directory or export, or a device, FIFO or socket of that name; or an empty source \
+         with --delete",
     ),
     (6, "integrity: a digest did not match, after repair"),
     (
@@ -109,7 +110,8 @@ pub(crate) const TABLE: &[(u8, &str)] = &[
     (11, "timed out or stalled"),
     (
         12,
-        "something is in the way at the destination: of another kind, or any with --overwrite error",
+        "something is in the way at the destination: of another kind, or any with --overwrite error; or \
+         more is to be deleted than --max-delete allows",
     ),
     (13, "verify: the two sides differ"),
     (14, "the server is busy or draining: try again later"),

@@ -28,13 +28,8 @@ pub(crate) fn tip(args: &[OsString], error: &clap::Error) -> Option<&'static str
 
 const TIPS: &[(&[&str], &str)] = &[
     (
-        &["-z", "--compress", "-C"],
+        &["-z", "--compress"],
         "contents are not compressed on the way; leave it out",
-    ),
-    (
-        &["-n", "--dry-run"],
-        "there is no dry run in this release; 'rdcp verify LOCAL REMOTE' tells what differs and copies \
-         nothing",
     ),
     (
         &["-P", "--partial", "--partial-dir", "--append"],
@@ -47,20 +42,29 @@ const TIPS: &[(&[&str], &str)] = &[
     ),
     (
         &[
-            "--delete",
             "--del",
             "--delete-after",
             "--delete-before",
+            "--delete-delay",
             "--delete-during",
-            "--delete-excluded",
-            "--remove-source-files",
         ],
-        "a copy removes nothing; 'rdcp verify LOCAL REMOTE' lists what is on one side only, 'rdcp rm' \
-         removes it on a server",
+        "write --delete; it is done last, and only if nothing failed",
     ),
     (
-        &["--exclude", "--include", "--filter", "-F", "--files-from"],
-        "there are no filters in this release; name what you want as sources",
+        &["--delete-excluded"],
+        "what is left out stays at the destination; 'rdcp rm' removes it on a server",
+    ),
+    (
+        &["--remove-source-files"],
+        "a source is never changed; compare with 'rdcp verify LOCAL REMOTE', then remove it",
+    ),
+    (
+        &["--filter", "-f", "--exclude-from", "--include-from"],
+        "write --exclude and --include, or a file of such rules with --filter-from",
+    ),
+    (
+        &["-F", "--files-from", "-C", "--cvs-exclude"],
+        "name what you want as sources, or leave out the rest with --exclude and --filter-from",
     ),
     (
         &["-e", "--rsh"],
@@ -102,7 +106,7 @@ const TIPS: &[(&[&str], &str)] = &[
     ),
     (
         &["-i", "--itemize-changes", "--stats"],
-        "-v sums a copy up; --json tells what becomes of each entry",
+        "-v sums a copy up; --json tells what becomes of each entry, and -n what would",
     ),
 ];
 
@@ -122,10 +126,9 @@ mod tests {
     fn options_of_others_have_tips_where_they_could_be_meant() {
         for (line, part) in [
             ("rdcp push -avz a h:/e", "compressed"),
-            ("rdcp -v push --delete a h:/e", "rdcp rm"),
-            ("rdcp pull --exclude=x h:/e/a .", "filters"),
+            ("rdcp -v push --delete-excluded a h:/e", "rdcp rm"),
+            ("rdcp pull --filter=x h:/e/a .", "--filter-from"),
             ("rdcp cp -aP h:/e/a .", "again"),
-            ("rdcp cp --dry-run h:/e/a .", "rdcp verify"),
         ] {
             let tip = tip_of(line).expect(line);
             assert!(tip.contains(part), "{line}: {tip}");

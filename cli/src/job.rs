@@ -8,11 +8,13 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rdcp::options::{HashKind, Overwrite, RdmaOptions, TransferOptions, TransportChoice};
+use rdcp::options::{Deleting, HashKind, Overwrite, RdmaOptions, TransferOptions, TransportChoice};
 use rdcp::remote::Remote;
 use rdcp::{Error, ErrorKind};
 
-use crate::args::{Command, ConnectionArgs, CpArgs, TransferArgs, TransferOutput, VerifyArgs};
+use crate::args::{
+    Command, ConnectionArgs, CpArgs, FilterArgs, TransferArgs, TransferOutput, VerifyArgs,
+};
 use crate::escape;
 use crate::output::JsonTo;
 
@@ -100,6 +102,8 @@ pub(crate) struct TransferJob {
     pub(crate) way: Way,
     /// How.
     pub(crate) options: TransferOptions,
+    /// Which entries take part; files of such rules are still to be read.
+    pub(crate) filters: FilterArgs,
     /// Data connections, if told.
     pub(crate) streams: Option<usize>,
     /// The way that bytes take.
@@ -338,7 +342,7 @@ fn pull(
         sources,
         destination: destination.into(),
     };
-    Ok(transfer_job(way, &transfer, output, connection))
+    transfer_job(way, &transfer, output, connection)
 }
 
 fn print(
@@ -398,7 +402,7 @@ fn push(
         sources,
         destination,
     };
-    Ok(transfer_job(way, &transfer, output, connection))
+    transfer_job(way, &transfer, output, connection)
 }
 
 fn push_source(source: OsString) -> Result<PathBuf, Error> {
@@ -437,7 +441,7 @@ fn transfer_job(
     transfer: &TransferArgs,
     output: TransferOutput,
     connection: ConnectionArgs,
-) -> Job {
+) -> Result<Job, Error> {
     let mut options = if transfer.archive {
         TransferOptions::archive()
     } else {
@@ -451,6 +455,15 @@ fn transfer_job(
     } else {
         transfer.overwrite.into()
     };
+    options.dry_run = transfer.dry_run;
+    options.delete = transfer.delete.then_some(Deleting {
+        max: transfer.max_delete,
+        allow_empty: transfer.allow_empty,
+    });
+    if transfer.delete && !options.recursive {
+        return Err(usage("--delete is about directories: it needs -r or -a")
+            .with_hint("-a copies a tree with all that can be carried"));
+    }
     options.make_parents = transfer.mkpath;
     options.sync = !transfer.no_fsync;
     options.resume = !transfer.no_resume;
@@ -461,15 +474,16 @@ fn transfer_job(
     let streams = transfer.streams.map(usize::from);
     let transport = transfer.transport.into();
     let rdma = rdma(transfer);
-    Job::Transfer(Box::new(TransferJob {
+    Ok(Job::Transfer(Box::new(TransferJob {
         way,
         options,
+        filters: transfer.filters.clone(),
         streams,
         transport,
         rdma,
         connection,
         output,
-    }))
+    })))
 }
 
 /// What is not said stays as the library has it.
@@ -625,6 +639,9 @@ mod tests {
             ("pull h:/e/a h:/e/b -", "standard output"),
             ("pull h:/e/ -", "standard output"),
             ("pull -r h:/e/a -", "standard output"),
+            ("pull -n h:/e/a -", "standard output"),
+            ("pull --delete h:/e/a x", "-a copies a tree"),
+            ("push --delete --max-delete 3 a h:/e", "-a copies a tree"),
             ("pull --hash none h:/e/a -", "standard output"),
             ("push a b", "rdcp pull"),
             ("push h:/e/a h:/e/b", "rdcp pull"),
@@ -693,6 +710,22 @@ mod tests {
         assert_eq!((job.rdma.service_level, job.rdma.queue_pairs), (5, 4));
         assert!(job.connection.accept_new);
         assert_eq!(job.connection.known_hosts.as_deref(), Some("k".as_ref()));
+    }
+
+    #[test]
+    fn deleting_and_dry_runs_reach_the_transfer() {
+        let Job::Transfer(job) =
+            job("push -rn --delete --max-delete 7 --exclude x --include=y a h:/e").unwrap()
+        else {
+            panic!("no transfer");
+        };
+        let deleting = Deleting {
+            max: Some(7),
+            allow_empty: false,
+        };
+        assert_eq!(job.options.delete, Some(deleting));
+        assert!(job.options.dry_run);
+        assert_eq!(job.filters.rules().unwrap().len(), 2);
     }
 
     #[test]

@@ -231,6 +231,8 @@ impl Reading {
             chunk: CHUNK,
             preserve: Preserve::default(),
             recursive: false,
+            dry_run: false,
+            filters: Vec::new(),
         };
         seat.say(Message::Open(open));
         seat.say(Message::Credit {

@@ -25,7 +25,7 @@ use crate::session::watch::{Ended, Watch, WatchOptions};
 use crate::storage::error::ShownPath;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, WalkOptions};
-use crate::storage::{LastSymlink, StorageError};
+use crate::storage::{FilterError, Filters, LastSymlink, MirrorOptions, StorageError};
 use crate::wire::message::{Carried, Direction, Open, Placement, RemotePath, RootName};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -180,6 +180,7 @@ async fn run_pull(
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
+    let filters = filters(&options)?;
     let placement = Placement {
         into_directory: ends_in_slash(&destination),
         make_parents: options.make_parents,
@@ -187,6 +188,7 @@ async fn run_pull(
     };
     check_names(&placement.roots)?;
     check_rate(&options)?;
+    check_mirrored(&placement, &options)?;
     let roots = shown_roots(&placement.roots);
     let names = placement.roots.clone();
     let sink_options = SinkOptions {
@@ -197,6 +199,10 @@ async fn run_pull(
         preserve: options.preserve,
         sync: options.sync,
         only_adds: false,
+        dry_run: options.dry_run,
+        mirror: options
+            .delete
+            .map(|deleting| MirrorOptions { deleting, filters }),
     };
     // Looking at the destination can block.
     let target = bytes_of(&destination);
@@ -237,6 +243,7 @@ async fn run_pull(
     let receiver_options = ReceiverOptions {
         fail_early: options.fail_early,
         end_when_full: true,
+        mirror: options.delete.is_some(),
         ..ReceiverOptions::new(options.hash, options.chunk)
     };
     let (watch, account) = watching(start, roots, locations, &options, &session, &seat).await;
@@ -280,8 +287,15 @@ async fn run_push(
     let found = found.into_iter().collect::<Result<Vec<_>, Error>>()?;
     let (specs, roots): (Vec<_>, Vec<_>) = found.into_iter().unzip();
     check_names(&roots)?;
+    let placement = Placement {
+        into_directory,
+        make_parents: options.make_parents,
+        roots,
+    };
+    check_mirrored(&placement, &options)?;
+    let roots = &placement.roots;
     let file_inside = into_directory || roots.len() > 1;
-    let located = sources.iter().zip(&roots).map(|(source, name)| Root {
+    let located = sources.iter().zip(roots).map(|(source, name)| Root {
         source: Base::Local(without_slashes(bytes_of(source))),
         target: Target {
             base: Base::Remote(session.place(&destination.export, &destination.path)),
@@ -293,9 +307,10 @@ async fn run_push(
         roots: located.collect(),
         sender: Side::Local,
     };
-    let shown = shown_roots(&roots);
+    let shown = shown_roots(roots);
     let walk = WalkOptions {
         recursive: options.recursive,
+        filters: filters(&options)?,
         preserve,
         hash: options.hash,
         chunk: options.chunk,
@@ -304,20 +319,19 @@ async fn run_push(
     let seat = session.seat(start.id)?;
     let direction = Direction::Push {
         destination,
-        placement: Placement {
-            into_directory,
-            make_parents: options.make_parents,
-            roots,
-        },
+        placement,
         overwrite: options.overwrite,
         sync: options.sync,
         resume: options.resume,
         bytes_per_s: options.bytes_per_s,
+        delete: options.delete,
     };
     seat.say(Message::Open(open(direction, &options)));
     let sender_options = SenderOptions {
         first_region: seat.first_region(),
         fail_early: options.fail_early,
+        dry_run: options.dry_run,
+        mirror: options.delete.is_some(),
         ..SenderOptions::new(options.hash, options.chunk)
     };
     let (watch, account) = watching(start, shown, locations, &options, &session, &seat).await;
@@ -336,6 +350,7 @@ struct Account {
     id: TransferId,
     begun: Instant,
     hash: HashKind,
+    dry_run: bool,
     server: String,
     session: Arc<Session>,
     /// This end is the sender.
@@ -384,6 +399,7 @@ async fn watching(
             id: start.id,
             begun: start.begun,
             hash: options.hash,
+            dry_run: options.dry_run,
             server: session.host().to_string(),
             session: Arc::clone(session),
             sends,
@@ -407,6 +423,7 @@ impl Account {
             published = ledger.published,
             updated = ledger.updated,
             unchanged = ledger.unchanged,
+            deleted = ledger.deleted,
             failed = ledger.failed,
             bytes = ledger.bytes,
             "ended"
@@ -435,10 +452,12 @@ impl Account {
             reason: moved_by.reason,
             carried: ledger.carried,
             hash: self.hash,
+            dry_run: self.dry_run,
             published: ledger.published,
             files: totals.files,
             unchanged: ledger.unchanged,
             updated: ledger.updated,
+            deleted: ledger.deleted,
             failed: ledger.failed,
             warnings: totals.warnings,
             bytes_moved: match self.sends {
@@ -523,6 +542,14 @@ fn check_rate(options: &TransferOptions) -> Result<(), Error> {
     }
 }
 
+/// Whether what the sources do not have can be told, if it is to be removed.
+fn check_mirrored(placement: &Placement, options: &TransferOptions) -> Result<(), Error> {
+    if options.delete.is_none() {
+        return Ok(());
+    }
+    MirrorOptions::check(placement, options.recursive).map_err(Error::from)
+}
+
 fn open(direction: Direction, options: &TransferOptions) -> Open {
     Open {
         direction,
@@ -530,7 +557,16 @@ fn open(direction: Direction, options: &TransferOptions) -> Open {
         chunk: options.chunk,
         preserve: options.preserve,
         recursive: options.recursive,
+        dry_run: options.dry_run,
+        filters: options.filters.clone(),
     }
+}
+
+/// The filters, if they can be applied.
+fn filters(options: &TransferOptions) -> Result<Arc<Filters>, Error> {
+    let filters = Filters::new(&options.filters);
+    let usage = |error: FilterError| Error::new(ErrorKind::Usage, error.to_string());
+    filters.map(Arc::new).map_err(usage)
 }
 
 fn root_name(source: &PullSource) -> RootName {

@@ -2,7 +2,7 @@
 //! per failure class, and the first failures in full.
 
 use crate::ids::EntryId;
-use crate::wire::message::{Carried, Outcome};
+use crate::wire::message::{Action, Carried, Outcome, Removal, Removed};
 use crate::wire::{Fault, FaultCode};
 
 /// Failures that are kept in full; the others are only counted.
@@ -13,7 +13,7 @@ const FAILURES_LISTED_MAX: usize = 64;
 pub struct Ledger {
     /// Entries that pages told.
     pub told: u64,
-    /// Entries that are there now and were not before.
+    /// Entries that are there now and were not before; in a dry run, that would be.
     pub published: u64,
     /// Entries that were there already.
     pub unchanged: u64,
@@ -23,6 +23,8 @@ pub struct Ledger {
     pub failed: u64,
     /// Entries left out that do not count as failed.
     pub skipped: u64,
+    /// What the source does not have and was removed; in a dry run, would be.
+    pub deleted: u64,
     /// Bytes of data that travelled for published entries.
     pub bytes: u64,
     /// All that landed, by the way it came. A sender's is what the receiver said in the end.
@@ -73,7 +75,21 @@ impl Ledger {
             }
             Outcome::Unchanged => self.unchanged += 1,
             Outcome::Updated => self.updated += 1,
+            Outcome::Planned(reason) => match reason.action() {
+                Action::Copy => self.published += 1,
+                Action::Update => self.updated += 1,
+                Action::Keep => self.unchanged += 1,
+            },
             Outcome::Failed(fault) => self.fail(Some(entry), fault),
+        }
+    }
+
+    /// Something was removed, or not.
+    pub(super) fn removal(&mut self, removal: &Removal) {
+        match &removal.outcome {
+            Removed::Gone | Removed::Would => self.deleted += 1,
+            Removed::Failed(fault) => self.fail(None, fault),
+            Removed::Kept(_) => {}
         }
     }
 

@@ -30,6 +30,7 @@
 //!  - SHA-256: the values of a window's chunks and of the chunk before it come before its grant;
 //!  - Finish releases what is granted, for a grant may be under way when the last entry fails;
 //!  - entries that a page told and that are settled at once need no Want;
+//!  - what the source does not have is removed after all is settled, if nothing failed;
 //!  - a directory is settled after all below it; it holds no page credit while it waits for that.
 
 mod ledger;
@@ -43,7 +44,7 @@ pub use sender::Sender;
 
 use crate::ids::EntryId;
 use crate::manifest::Place;
-use crate::wire::message::Outcome;
+use crate::wire::message::{Outcome, Removal};
 use crate::wire::{Fault, FaultCode};
 
 /// Somewhere that fetches can be posted: a data connection or queue pair of this session.
@@ -99,6 +100,11 @@ pub enum Event {
         /// How it ended.
         outcome: Outcome,
     },
+    /// Something that the source does not have was removed at the destination, or would be, or could
+    /// not be.
+    Removed(Removal),
+    /// Something failed, so what the source does not have stays.
+    NotMirrored,
     /// The walk left something out.
     Skipped {
         /// Where it hangs.

@@ -135,6 +135,15 @@ impl Names {
         }
     }
 
+    /// The path of what lies `below` a root, by the same rule.
+    pub(crate) fn path_below(&self, root: u32, below: &[u8]) -> Vec<u8> {
+        match self.roots.get(root as usize) {
+            Some(name) if below.is_empty() => name.clone(),
+            Some(name) if !name.is_empty() => [name, &b"/"[..], below].concat(),
+            _ => below.to_vec(),
+        }
+    }
+
     /// The number of a place's root and the names below that, joined by `/`. Of a path that is
     /// longer than paths are only the end, without a root.
     pub(crate) fn split(&self, place: &Place) -> (Option<u32>, Vec<u8>) {

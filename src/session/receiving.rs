@@ -128,6 +128,8 @@ enum Done {
     Placed(u64, PlacedPage),
     /// Answers for the engine, of a job for several orders.
     Inputs(Vec<Input>),
+    /// Whether there is more to compare.
+    Mirrored(bool),
     /// It panicked with this message.
     Panicked(String),
 }
@@ -336,10 +338,22 @@ impl Driver {
                 }
                 return None;
             }
+            Done::Mirrored(more) => {
+                self.take_removals();
+                Input::Mirrored { more }
+            }
             Done::Panicked(message) => return Some(self.watch.broken(&message)),
         };
         self.engine.handle(input);
         None
+    }
+
+    /// What the sink has removed counts before whatever else is said.
+    fn take_removals(&mut self) {
+        let removals = self.sink.take_removals();
+        if !removals.is_empty() {
+            self.engine.handle(Input::Removed(removals));
+        }
     }
 
     /// Carries out all orders at hand.
@@ -350,6 +364,7 @@ impl Driver {
         }
         // While the entries have names, at both ends.
         self.take_remarks();
+        self.take_removals();
         if self.engine.is_ending() {
             self.sink.stop();
         }
@@ -500,6 +515,10 @@ impl Driver {
                 self.publishing.push((entry, file));
             }
             Output::Link { entry, .. } => self.linking.push(entry),
+            Output::Mirror => {
+                let sink = Arc::clone(&self.sink);
+                self.job(move || Done::Mirrored(sink.mirror_step()));
+            }
             Output::Settled(entries) => self.settled(entries),
             Output::Event(event) => {
                 if let Event::Done {

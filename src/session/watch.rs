@@ -18,7 +18,7 @@ use crate::location::{Location, Locations};
 use crate::manifest::{EntryKind, Item, Place};
 use crate::progress::{EntryType, Event, Failure, Progress, Report};
 use crate::storage::error::ShownPath;
-use crate::wire::message::Outcome;
+use crate::wire::message::{Action, Outcome, Removal, Removed, RemovedKind};
 use crate::wire::{Fault, FaultCode};
 
 /// Failed entries of one transfer that are logged; the others are counted.
@@ -58,7 +58,7 @@ pub(crate) struct Watch {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) progress: Progress,
-    /// Regular files published.
+    /// Regular files published, or to be published by a dry run's account.
     pub(crate) files: u64,
     /// Bytes of the published files.
     pub(crate) bytes_published: u64,
@@ -242,6 +242,13 @@ impl Watch {
                 self.tell_warning(self.names.path(entry), fault, location)
                     .await;
             }
+            engine::Event::Removed(removal) => self.removed(removal).await,
+            engine::Event::NotMirrored => {
+                let text = "nothing that the source does not have was deleted, since something failed; \
+                            mend that and run it again";
+                let fault = Fault::new(FaultCode::Special, text);
+                self.tell_warning(Vec::new(), fault, None).await;
+            }
             engine::Event::Done { entry, outcome } => self.done(entry, outcome).await,
             engine::Event::Skipped {
                 place,
@@ -278,16 +285,15 @@ impl Watch {
             self.totals.progress.files_done += 1;
         }
         let resumed = self.resumed.remove(&entry).unwrap_or_default();
-        let counted = match &outcome {
-            Outcome::Published { bytes, .. } => {
-                if is_file {
-                    self.totals.files += 1;
-                    self.totals.bytes_published = self.totals.bytes_published.saturating_add(len);
-                }
-                bytes.saturating_add(resumed)
-            }
-            _ => 0,
+        let (comes, counted) = match &outcome {
+            Outcome::Published { bytes, .. } => (true, bytes.saturating_add(resumed)),
+            Outcome::Planned(reason) => (reason.action() == Action::Copy, 0),
+            _ => (false, 0),
         };
+        if comes && is_file {
+            self.totals.files += 1;
+            self.totals.bytes_published = self.totals.bytes_published.saturating_add(len);
+        }
         // What had landed of a file that failed, or was fetched twice, is counted already: no sum of
         // bytes done may pass that of the bytes seen.
         let progress = &mut self.totals.progress;
@@ -312,6 +318,54 @@ impl Watch {
             location,
         })
         .await;
+    }
+
+    /// Something was removed at the destination, or would be, or could not be.
+    async fn removed(&mut self, removal: Removal) {
+        let Removal {
+            root,
+            path: below,
+            kind,
+            outcome,
+        } = removal;
+        let path = self.names.path_below(root, &below);
+        let entry = match kind {
+            RemovedKind::Directory => EntryType::Directory,
+            RemovedKind::Symlink => EntryType::Symlink,
+            RemovedKind::File | RemovedKind::Special => EntryType::File,
+        };
+        let locations = self.locations.as_ref();
+        let location = locations.and_then(|locations| locations.at_destination(root, &below));
+        let is_planned = outcome == Removed::Would;
+        match outcome {
+            Removed::Gone | Removed::Would => {
+                // Not for operators: how many there were is told at the end.
+                tracing::debug!(
+                    transfer = %self.transfer,
+                    path = %ShownPath(&path),
+                    is_planned,
+                    "deleted"
+                );
+                self.tell(Event::Deleted {
+                    path,
+                    entry,
+                    is_planned,
+                })
+                .await;
+            }
+            Removed::Failed(fault) => {
+                self.fail(path.clone(), &fault, location.clone());
+                self.tell(Event::Ended {
+                    path,
+                    entry,
+                    outcome: Outcome::Failed(fault),
+                    len: 0,
+                    location,
+                })
+                .await;
+            }
+            Removed::Kept(fault) => self.tell_warning(path, fault, location).await,
+        }
     }
 
     /// Where something is that a fault tells of.

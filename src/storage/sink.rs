@@ -18,11 +18,15 @@ mod directory;
 mod finish;
 mod journal;
 mod link;
+mod listed;
 mod media;
+mod mirror;
 mod notes;
 mod part;
 mod place;
+mod plan;
 mod published;
+mod removing;
 mod resume;
 mod store;
 #[cfg(test)]
@@ -38,8 +42,10 @@ use self::apply::Rules;
 use self::destination::Destination;
 use self::directory::{Directories, Handle, Parent};
 pub(crate) use self::journal::{Identity, Record};
+use self::mirror::Mirror;
 use self::notes::Notes;
 pub(crate) use self::part::PartFile;
+use self::plan::Plan;
 use self::published::Published;
 use crate::ids::EntryId;
 use crate::manifest::{Metadata, Name};
@@ -51,6 +57,7 @@ use crate::storage::root::{LastSymlink, Root};
 use crate::wire::message::{Outcome, Overwrite, Placement, Preserve, Remark};
 use crate::wire::{Fault, FaultCode};
 
+pub use self::mirror::MirrorOptions;
 pub use self::store::PackFile;
 
 /// Share of the process's descriptors that one transfer keeps at most for open directories, and
@@ -79,6 +86,10 @@ pub struct SinkOptions {
     /// Whether directories that are there keep their modes, owners, attributes and times: for those
     /// who may add and change nothing.
     pub only_adds: bool,
+    /// It is only said what would be done.
+    pub dry_run: bool,
+    /// What the source does not have is removed at the end.
+    pub mirror: Option<MirrorOptions>,
 }
 
 /// What becomes of an entry that a page told.
@@ -120,6 +131,10 @@ pub struct Sink {
     overwrite: Overwrite,
     sync: bool,
     only_adds: bool,
+    /// Only there in a dry run.
+    plan: Option<Plan>,
+    /// Only there if what the source does not have is removed.
+    mirror: Option<Mirror>,
     /// Most files open at once in a group commit.
     group_files_max: usize,
     /// What open directories, groups and part files take their descriptors from.
@@ -208,6 +223,8 @@ impl Sink {
             preserve,
             sync,
             only_adds,
+            dry_run,
+            mirror,
         } = options;
         let descriptors = budget.account();
         Self {
@@ -216,6 +233,8 @@ impl Sink {
             overwrite,
             sync,
             only_adds,
+            plan: dry_run.then(Plan::default),
+            mirror: mirror.map(|options| Mirror::new(options, dry_run)),
             group_files_max: share,
             notes: Notes::default(),
             stopped: AtomicBool::new(false),

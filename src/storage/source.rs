@@ -23,6 +23,7 @@ use super::directory::{Directory, OpenDirectories};
 use super::error::StorageError;
 use super::extents::{Extents, next_data};
 use super::file::SourceFile;
+use super::filter::Filters;
 use super::root::Root;
 use super::status::Status;
 use super::tour::Tour;
@@ -44,10 +45,12 @@ pub struct SourceSpec {
 }
 
 /// How sources are walked and proved.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WalkOptions {
     /// Directories are walked, not refused.
     pub recursive: bool,
+    /// Which of what is found takes part.
+    pub filters: Arc<Filters>,
     /// What is told beside data and mtime.
     pub preserve: Preserve,
     /// What proves the files of packs.
@@ -93,8 +96,8 @@ impl Source {
     /// The sources of a transfer; root n of the manifest is the n-th.
     pub fn new(sources: Vec<SourceSpec>, options: WalkOptions) -> Self {
         Self {
+            tour: Mutex::new(Tour::new(sources, options.clone())),
             options,
-            tour: Mutex::new(Tour::new(sources, options)),
             files: Files::default(),
             directories: OpenDirectories::default(),
         }

@@ -29,6 +29,7 @@ fn source(top: &Path, paths: &[&[u8]], preserve: Preserve) -> Source {
         path: path.to_vec(),
     });
     let options = WalkOptions {
+        filters: Arc::default(),
         recursive: true,
         preserve,
         hash: HashKind::Blake3,

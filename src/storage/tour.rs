@@ -9,6 +9,7 @@
 //! | directory | `Directory`, its entries, `DirectoryEnd` |
 //! | symlink | `Symlink` if symlinks are carried, else a note |
 //! | device, FIFO, socket; mount point; vanished since it was listed | a note |
+//! | what the filters leave out | nothing, and nothing below it |
 //! | what can't be looked at or listed | a failure; if it is a directory, also not complete |
 //!
 //! A source itself that is not there, is special, or is a directory without `recursive`, is a
@@ -31,7 +32,7 @@ use super::xattr::{self, XattrError, Xattrs};
 use crate::ids::EntryId;
 use crate::limits::DEPTH_MAX;
 use crate::limits::{LINKS_IN_MEMORY_MAX, PAGE_BYTES_TARGET, PAGE_ITEMS_MAX, WALK_NAMES_BYTES_MAX};
-use crate::manifest::{Entry, EntryKind, Item, Metadata, Note, Place};
+use crate::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place};
 use crate::wire::message::ManifestPage;
 use crate::wire::{Fault, FaultCode};
 
@@ -208,6 +209,9 @@ impl Tour {
     fn found(&mut self, found: Found, tables: Tables<'_>) {
         let place = Place::In(found.parent.id, found.name.clone());
         let path = || found.parent.path_of(found.name.as_bytes());
+        if self.leaves_out(&found.parent, &found.name, found.status.is_directory()) {
+            return;
+        }
         if found.mount_point {
             let text = "is a mount point; other mounts are not entered";
             return self.note(place, &path(), text);
@@ -317,7 +321,19 @@ impl Tour {
         }));
     }
 
+    /// Whether the filters leave out what has this name.
+    fn leaves_out(&self, parent: &Directory, name: &Name, is_directory: bool) -> bool {
+        let path = || parent.relative_of(name.as_bytes());
+        let filters = &self.options.filters;
+        filters.leaves_out(name.as_bytes(), is_directory, path)
+    }
+
     fn trouble(&mut self, trouble: Trouble) {
+        if let TroubleAt::Name(parent, name) = &trouble.at
+            && self.leaves_out(parent, name, false)
+        {
+            return;
+        }
         let place = match trouble.at {
             TroubleAt::Name(parent, name) => Place::In(parent.id, name),
             TroubleAt::Directory(directory) => match directory.parent() {

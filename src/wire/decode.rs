@@ -6,20 +6,20 @@ use std::num::NonZeroU64;
 
 use crate::ids::{EntryId, RegionId, RemoteKey, SessionId};
 use crate::limits::{
-    BATCH_ENTRIES_MAX, DIGESTS_MAX, GRANT_EXTENTS_MAX, PACK_FILES_MAX, PAGE_ITEMS_MAX, RAILS_MAX,
-    REMARK_ENTRIES_MAX, REMARKS_MAX, ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX,
-    XATTRS_MAX,
+    BATCH_ENTRIES_MAX, DIGESTS_MAX, FILTER_BYTES_MAX, FILTERS_BYTES_MAX, FILTERS_MAX,
+    GRANT_EXTENTS_MAX, PACK_FILES_MAX, PAGE_ITEMS_MAX, RAILS_MAX, REMARK_ENTRIES_MAX, REMARKS_MAX,
+    ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX, XATTRS_MAX,
 };
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use crate::wire::codec::Reader;
 use crate::wire::kind::Kind;
 use crate::wire::message::{
-    Carried, ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind,
-    ManifestPage, Message, Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey,
-    Remark, RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
+    Carried, ChunkDigest, Direction, FilterRule, Grant, GrantPart, HashKind, Hello, Listed,
+    ListedKind, ManifestPage, Message, Open, Operation, Outcome, Overwrite, Placement, Preserve,
+    RegionKey, Remark, RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
 };
-use crate::wire::{Fault, FaultCode, WireError, rail, status, tag};
+use crate::wire::{Fault, FaultCode, WireError, plan, rail, removal, status, tag};
 
 /// A line with an empty path and nothing optional: kind, flags, length, mode, owner, group, time, and
 /// the path's length.
@@ -88,6 +88,13 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
             resumed: r.u64()?,
         }),
         Kind::Finished => Message::Finished,
+        Kind::Deleted => {
+            let (comparing, removals) = removal::read(r)?;
+            Message::Deleted {
+                comparing,
+                removals,
+            }
+        }
         Kind::Remarks => Message::Remarks(r.short_list(REMARKS_MAX, 10, "remarks", read_remark)?),
         Kind::Bench => {
             let region_bytes = r.u64()?;
@@ -106,7 +113,7 @@ fn read_entry_id(r: &mut Reader<'_>) -> Result<EntryId> {
     r.u64().map(EntryId)
 }
 
-fn read_fault(r: &mut Reader<'_>) -> Result<Fault> {
+pub(super) fn read_fault(r: &mut Reader<'_>) -> Result<Fault> {
     let code = FaultCode::from_wire(r.u16()?);
     Ok(Fault {
         code,
@@ -150,7 +157,8 @@ fn read_open(r: &mut Reader<'_>) -> Result<Open> {
     let hash = read_hash(r)?;
     let chunk = ChunkSize::from_log2(r.u8()?).ok_or_else(|| r.invalid("chunk size"))?;
     let preserve = read_preserve(r)?;
-    let recursive = r.bits8(tag::OPEN_RECURSIVE, "options")? == tag::OPEN_RECURSIVE;
+    let bits = r.bits8(tag::OPEN_ALL, "options")?;
+    let filters = read_filters(r)?;
     let direction = match direction {
         tag::PULL => Direction::Pull(r.list(ROOTS_MAX, 3, "sources", read_remote_path)?),
         tag::PUSH => read_push(r, chunk)?,
@@ -161,7 +169,23 @@ fn read_open(r: &mut Reader<'_>) -> Result<Open> {
         hash,
         chunk,
         preserve,
-        recursive,
+        recursive: bits & tag::OPEN_RECURSIVE != 0,
+        dry_run: bits & tag::OPEN_DRY_RUN != 0,
+        filters,
+    })
+}
+
+/// What a pattern means is found out by who applies it.
+fn read_filters(r: &mut Reader<'_>) -> Result<Vec<FilterRule>> {
+    let mut bytes_left = FILTERS_BYTES_MAX;
+    r.list(FILTERS_MAX, 3, "filters", |r| {
+        let include = r.boolean("filter")?;
+        let pattern = r.bytes16(FILTER_BYTES_MAX.min(bytes_left), "pattern")?;
+        bytes_left -= pattern.len();
+        Ok(FilterRule {
+            include,
+            pattern: pattern.to_vec(),
+        })
     })
 }
 
@@ -192,6 +216,7 @@ fn read_push(r: &mut Reader<'_>, chunk: ChunkSize) -> Result<Direction> {
         sync: bits & tag::PUSH_SYNC != 0,
         resume: bits & tag::PUSH_RESUME != 0,
         bytes_per_s,
+        delete: removal::read_deleting(r, bits)?,
     })
 }
 
@@ -457,6 +482,7 @@ fn read_outcome(r: &mut Reader<'_>) -> Result<Outcome> {
         tag::OUTCOME_UNCHANGED => Ok(Outcome::Unchanged),
         tag::OUTCOME_FAILED => read_fault(r).map(Outcome::Failed),
         tag::OUTCOME_UPDATED => Ok(Outcome::Updated),
+        tag::OUTCOME_PLANNED => plan::read(r).map(Outcome::Planned),
         _ => Err(r.invalid("outcome")),
     }
 }

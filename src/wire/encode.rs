@@ -3,9 +3,9 @@
 use std::num::NonZeroU64;
 
 use crate::limits::{
-    BATCH_ENTRIES_MAX, DIGESTS_MAX, GRANT_EXTENTS_MAX, PACK_FILES_MAX, PAGE_ITEMS_MAX, RAILS_MAX,
-    REMARK_ENTRIES_MAX, REMARKS_MAX, ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX,
-    XATTRS_MAX,
+    BATCH_ENTRIES_MAX, DIGESTS_MAX, FILTER_BYTES_MAX, FILTERS_BYTES_MAX, FILTERS_MAX,
+    GRANT_EXTENTS_MAX, PACK_FILES_MAX, PAGE_ITEMS_MAX, RAILS_MAX, REMARK_ENTRIES_MAX, REMARKS_MAX,
+    ROOTS_MAX, TRANSPORTS_MAX, WANT_RANGES_MAX, XATTR_BYTES_MAX, XATTRS_MAX,
 };
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Note, Place};
 use crate::units::Timestamp;
@@ -16,7 +16,7 @@ use crate::wire::message::{
     Operation, Outcome, Overwrite, Placement, Preserve, Remark, RemarkKind, RemotePath, Wanted,
     Welcome,
 };
-use crate::wire::{rail, status, tag};
+use crate::wire::{plan, rail, removal, status, tag};
 
 /// Bytes that an item takes in a manifest page, so that a page can be closed in time.
 pub fn item_bytes(item: &Item) -> usize {
@@ -106,6 +106,10 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
                 },
             );
         }
+        Message::Deleted {
+            comparing,
+            removals,
+        } => removal::write(w, *comparing, removals),
         Message::Remarks(remarks) => w.short_list(remarks, REMARKS_MAX, "remarks", write_remark),
         Message::Bench { region_bytes } => w.u64(*region_bytes),
         Message::Operate(operation) => write_operation(w, operation),
@@ -113,7 +117,7 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
     }
 }
 
-fn write_fault(w: &mut Writer<'_>, fault: &Fault) {
+pub(super) fn write_fault(w: &mut Writer<'_>, fault: &Fault) {
     w.u16(fault.code.to_wire());
     w.text(&fault.text);
 }
@@ -150,11 +154,13 @@ fn write_open(w: &mut Writer<'_>, open: &Open) {
     w.u8(hash_tag(open.hash));
     w.u8(open.chunk.log2());
     w.u16(preserve_bits(open.preserve));
-    w.u8(if open.recursive {
-        tag::OPEN_RECURSIVE
-    } else {
-        0
+    w.u8(flag(open.recursive, tag::OPEN_RECURSIVE) | flag(open.dry_run, tag::OPEN_DRY_RUN));
+    w.list(&open.filters, FILTERS_MAX, "filters", |w, filter| {
+        w.boolean(filter.include);
+        w.bytes16(&filter.pattern, FILTER_BYTES_MAX, "pattern");
     });
+    let bytes = open.filters.iter().map(|filter| filter.pattern.len()).sum();
+    w.bound(bytes, FILTERS_BYTES_MAX, "bytes of all patterns");
     match &open.direction {
         Direction::Pull(sources) => w.list(sources, ROOTS_MAX, "sources", write_remote_path),
         Direction::Push {
@@ -164,11 +170,14 @@ fn write_open(w: &mut Writer<'_>, open: &Open) {
             sync,
             resume,
             bytes_per_s,
+            delete,
         } => {
             write_remote_path(w, destination);
             let bits = flag(*sync, tag::PUSH_SYNC) | flag(*resume, tag::PUSH_RESUME);
+            let bits = bits | removal::deleting_bits(*delete);
             write_placement(w, placement, *overwrite, bits);
             w.u64(bytes_per_s.map_or(0, NonZeroU64::get));
+            removal::write_deleting(w, delete.unwrap_or_default());
         }
     }
 }
@@ -382,6 +391,10 @@ fn write_outcome(w: &mut Writer<'_>, outcome: &Outcome) {
         }
         Outcome::Unchanged => w.u8(tag::OUTCOME_UNCHANGED),
         Outcome::Updated => w.u8(tag::OUTCOME_UPDATED),
+        Outcome::Planned(reason) => {
+            w.u8(tag::OUTCOME_PLANNED);
+            plan::write(w, *reason);
+        }
         Outcome::Failed(fault) => {
             w.u8(tag::OUTCOME_FAILED);
             write_fault(w, fault);

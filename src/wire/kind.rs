@@ -67,6 +67,7 @@ kinds! {
     Finished = 31,
     Remarks = 32,
     Bench = 33,
+    Deleted = 34,
     Operate = 48,
     Listing = 49,
     Done = 50,

@@ -19,12 +19,13 @@
 //!   Close           ->                     is the file still in the version that was granted?
 //!                   <-      Closed
 //!   Settled         ->                     published, updated, unchanged or failed; durable when told
+//!   Deleted         ->                     what was removed, if that was asked for
 //!   Remarks         ->                     what was left out, before the Settled of what it names
 //!   Finish          ->                     everything is settled, and how its bytes came
 //!                   <-      Finished
 //! ```
 //!
-//! MUST NOTs: no path travels from receiver to sender; no READ is posted after Release of its
+//! MUST NOTs: no path travels from receiver to sender, but for those in Deleted, which open nothing; no READ is posted after Release of its
 //! region; nothing is published before Closed said so (files in packs carry that answer in their
 //! grant); no message that costs memory is sent without credit.
 
@@ -34,11 +35,13 @@ use crate::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use crate::manifest::{Item, Version};
 use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use crate::wire::Fault;
+pub use crate::wire::plan::{Action, Reason};
 pub use crate::wire::rail::{
     GidKind, Invitation, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair,
     RAIL_TOKEN_BYTES, RailAnswer, RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair,
     RailPort, RailReady, RailToken,
 };
+pub use crate::wire::removal::{Deleting, Removal, Removed, RemovedKind};
 
 pub use crate::wire::status::{
     Moved, Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, WayStatus,
@@ -158,6 +161,13 @@ pub enum Message {
     /// Receiver: what it left out or did otherwise. Adds to what was remarked before. A sender that
     /// does not know it skips it.
     Remarks(Vec<Remark>),
+    /// Receiver: what it removed at the destination, or would. For people; nothing is opened by it.
+    Deleted {
+        /// It comes of the comparison at the end, which had begun: an empty list says that it goes on.
+        comparing: bool,
+        /// What; at most `REMOVALS_MAX`.
+        removals: Vec<Removal>,
+    },
     /// Client: memory is wanted to measure the transport with. The server answers with a Grant
     /// without parts; Credit of nothing keeps its lease, Release ends it, and Done answers that.
     Bench {
@@ -236,6 +246,24 @@ pub struct Open {
     pub preserve: Preserve,
     /// Directories are walked, not refused.
     pub recursive: bool,
+    /// Nothing is read, written, made or touched: the receiver settles every entry as
+    /// [`Outcome::Planned`], and asks for no data.
+    pub dry_run: bool,
+    /// Which entries take part, in the order in which they are tried.
+    pub filters: Vec<FilterRule>,
+}
+
+/// A rule about which entries of a tree take part. The first one that matches an entry decides; what
+/// none matches takes part. Of a directory that is left out nothing below it takes part either; a
+/// source itself always does.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FilterRule {
+    /// What matches takes part; else it is left out.
+    pub include: bool,
+    /// Of a name, or, with a slash that is not its end, of a path below the source: `*` is anything but
+    /// a slash, `**` anything, `?` one character, `[a-z]` one of those, `\\` takes the meaning off what
+    /// follows. With a slash at its end it matches directories only.
+    pub pattern: Vec<u8>,
 }
 
 /// Which way a transfer goes and what its server side names.
@@ -257,6 +285,8 @@ pub enum Direction {
         resume: bool,
         /// How many bytes of file content the server reads a second, at most.
         bytes_per_s: Option<NonZeroU64>,
+        /// Whether what the source does not have is removed.
+        delete: Option<Deleting>,
     },
 }
 
@@ -435,6 +465,8 @@ pub enum Outcome {
     Failed(Fault),
     /// Its content was there already; mode, owner, attributes or times were brought up to date.
     Updated,
+    /// In a dry run: what would become of it, and why.
+    Planned(Reason),
 }
 
 /// Something that a receiver left out or did otherwise, of one kind.

@@ -14,7 +14,9 @@ mod frame;
 mod kind;
 pub mod level;
 pub mod message;
+pub mod plan;
 pub mod rail;
+pub mod removal;
 pub mod status;
 mod tag;
 

@@ -7,6 +7,8 @@ pub(super) const PULL: u8 = 1;
 pub(super) const PUSH: u8 = 2;
 
 pub(super) const OPEN_RECURSIVE: u8 = 1;
+pub(super) const OPEN_DRY_RUN: u8 = 2;
+pub(super) const OPEN_ALL: u8 = 3;
 
 pub(super) const HASH_NONE: u8 = 0;
 pub(super) const HASH_BLAKE3: u8 = 1;
@@ -23,7 +25,10 @@ pub(super) const PUSH_INTO_DIRECTORY: u8 = 1;
 pub(super) const PUSH_MAKE_PARENTS: u8 = 2;
 pub(super) const PUSH_SYNC: u8 = 4;
 pub(super) const PUSH_RESUME: u8 = 8;
-pub(super) const PUSH_ALL: u8 = 15;
+pub(super) const PUSH_DELETE: u8 = 16;
+pub(super) const PUSH_DELETE_MAX: u8 = 32;
+pub(super) const PUSH_DELETE_EMPTY: u8 = 64;
+pub(super) const PUSH_ALL: u8 = 127;
 
 pub(super) const OVERWRITE_IF_DIFFERENT: u8 = 1;
 pub(super) const OVERWRITE_OLDER: u8 = 2;
@@ -62,6 +67,17 @@ pub(super) const OUTCOME_PUBLISHED: u8 = 1;
 pub(super) const OUTCOME_UNCHANGED: u8 = 2;
 pub(super) const OUTCOME_FAILED: u8 = 3;
 pub(super) const OUTCOME_UPDATED: u8 = 4;
+pub(super) const OUTCOME_PLANNED: u8 = 5;
+
+pub(super) const REMOVED_FILE: u8 = 1;
+pub(super) const REMOVED_DIRECTORY: u8 = 2;
+pub(super) const REMOVED_SYMLINK: u8 = 3;
+pub(super) const REMOVED_SPECIAL: u8 = 4;
+
+pub(super) const REMOVED_GONE: u8 = 1;
+pub(super) const REMOVED_WOULD: u8 = 2;
+pub(super) const REMOVED_FAILED: u8 = 3;
+pub(super) const REMOVED_KEPT: u8 = 4;
 
 pub(super) const REMARK_OWNER: u8 = 1;
 pub(super) const REMARK_SET_ID: u8 = 2;

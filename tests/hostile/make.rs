@@ -38,6 +38,8 @@ pub(crate) fn pull(path: &str) -> Message {
         chunk: ChunkSize::DEFAULT,
         preserve: preserve(),
         recursive: true,
+        dry_run: false,
+        filters: Vec::new(),
     })
 }
 
@@ -58,11 +60,14 @@ pub(crate) fn push(to: &str) -> Message {
             sync: false,
             resume: true,
             bytes_per_s: None,
+            delete: None,
         },
         hash: HashKind::Blake3,
         chunk: ChunkSize::DEFAULT,
         preserve: preserve(),
         recursive: true,
+        dry_run: false,
+        filters: Vec::new(),
     })
 }
 

@@ -26,6 +26,8 @@ pub fn receiver(choose: Choose<'_>, events: u64) {
     let mut options = ReceiverOptions::new(hash(choose), CHUNK);
     options.region_credit_bytes = CHUNK.bytes() * (4 + choose(40));
     options.pages_credit = 1 + u32::try_from(choose(3)).unwrap();
+    options.mirror = choose(2) == 0;
+    options.tell_removals = choose(2) == 0;
     let mut side = ReceiverSide {
         engine: Receiver::new(options),
         jobs: Vec::new(),
@@ -298,6 +300,9 @@ impl ReceiverSide {
                 result: result.map(|()| choose(2) == 0),
             },
             Output::Settled(_) => Input::DirectoriesSettled(Vec::new()),
+            Output::Mirror => Input::Mirrored {
+                more: choose(3) == 0,
+            },
             other => panic!("{other:?} is no job"),
         });
         true
@@ -335,6 +340,8 @@ impl ReceiverSide {
 pub fn sender(choose: Choose<'_>, events: u64) {
     let mut options = SenderOptions::new(hash(choose), CHUNK);
     options.open_files_max = 1 + usize::try_from(choose(3)).unwrap();
+    options.mirror = choose(2) == 0;
+    options.dry_run = choose(5) == 0;
     let mut side = SenderSide {
         engine: Sender::new(options),
         jobs: Vec::new(),

@@ -40,12 +40,15 @@ pub(super) const PULL_EXAMPLES: &str = "  \
   rdcp pull gpu7:/data/model.safetensors .       a file, into this directory
   rdcp pull -r gpu7:/ckpt/step-9000 /mnt/nvme    a tree, as /mnt/nvme/step-9000
   rdcp pull -a gpu7:/ckpt/step-9000/ here        what is in it, into here, with all metadata
+  rdcp pull -an --delete gpu7:/data/set/ set     what a mirror of it would change here, and why
   rdcp pull gpu7:/data/log.zst - | zstdcat       a file, to standard output
   rdcp pull -r --json gpu7:/data/set . | jq .    told as JSON lines";
 pub(super) const PUSH_EXAMPLES: &str = "  \
   rdcp push disk.img gpu7:/images/            a file, into a directory
   rdcp push -a run-17 gpu7:/results           a tree, as run-17 in the export results
   rdcp push -a -u run-17/ gpu7:/results/x     what is in it, unless newer files are there
+  rdcp push -a --delete --exclude '*.tmp' run-17/ gpu7:/results/x
+                                              the same there as here, but for *.tmp
   rdcp push --mkpath a b gpu7:/data/new/dir/  several files, into a directory that is made";
 pub(super) const CP_EXAMPLES: &str = "  \
   rdcp cp gpu7:/data/x.tar .        pull

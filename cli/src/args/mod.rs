@@ -5,6 +5,7 @@
 //! examples.
 
 mod examples;
+mod filters;
 mod look;
 mod transfer;
 mod values;
@@ -16,6 +17,7 @@ use clap::{Args, Parser, Subcommand, ValueHint};
 
 pub(crate) use examples::examples;
 use examples::long_tail;
+pub(crate) use filters::FilterArgs;
 pub(crate) use look::VerifyArgs;
 use look::{
     BenchArgs, CompletionsArgs, DoctorArgs, KeygenArgs, LsArgs, ManArgs, MkdirArgs, PingArgs,

@@ -11,7 +11,7 @@ use rdcp::units::ChunkSize;
 use super::values::{
     HashArg, OverwriteArg, RdmaConnectArg, RdmaMemoryArg, TransportArg, chunk_size, duration, rate,
 };
-use super::{ConnectionArgs, DATA_PATH, DESTINATION, FAILURES, OUTPUT, SELECTION};
+use super::{ConnectionArgs, DATA_PATH, DESTINATION, FAILURES, FilterArgs, OUTPUT, SELECTION};
 
 /// `rdcp pull`.
 #[derive(Debug, Args)]
@@ -84,6 +84,15 @@ pub(crate) struct TransferArgs {
     /// Carry permission bits; times are always carried
     #[arg(short, long = "perms", help_heading = SELECTION)]
     pub(crate) perms: bool,
+    #[command(flatten)]
+    pub(crate) filters: FilterArgs,
+    /// Say what would be done about each entry, and why, and do nothing
+    ///
+    /// A line for each on standard output: copy, update or keep, the path, and the reason. Neither side
+    /// is changed; only the key of a host that is not known yet is asked about and kept as ever. The
+    /// exit status is that of the copy, as far as looking can tell: space on disk is not reckoned.
+    #[arg(short = 'n', long, help_heading = SELECTION)]
+    pub(crate) dry_run: bool,
 
     /// When to replace a file that exists
     #[arg(long, value_enum, value_name = "WHEN", default_value_t, help_heading = DESTINATION)]
@@ -91,6 +100,25 @@ pub(crate) struct TransferArgs {
     /// Replace only files that are older than their source; the same as --overwrite older
     #[arg(short, long, conflicts_with = "overwrite", help_heading = DESTINATION)]
     pub(crate) update: bool,
+    /// Remove what destination directories hold and the source does not
+    ///
+    /// With -r or -a, and only in the directories that are copied: DST/name, or DST itself if the source
+    /// ends in a slash. It is done last, and only if nothing failed. What stands in the way of an entry,
+    /// a directory in the place of a file or the reverse, is removed just before. Never removed are
+    /// what --exclude leaves out, other mounts, what lies in a directory whose listing was not complete,
+    /// and what other runs are writing; symbolic links are removed themselves. An empty source is
+    /// refused (see --allow-empty). A server asks for the rights to delete and to list. Look first with
+    /// -n.
+    #[arg(long, help_heading = DESTINATION)]
+    pub(crate) delete: bool,
+    /// Remove at most N entries; if there are more, they stay, and the run fails
+    #[arg(long, value_name = "N", requires = "delete", help_heading = DESTINATION)]
+    pub(crate) max_delete: Option<u64>,
+    /// With --delete, let a source that is empty empty its destination
+    ///
+    /// Without it that is refused: an empty directory is often one where a file system is not mounted.
+    #[arg(long, requires = "delete", help_heading = DESTINATION)]
+    pub(crate) allow_empty: bool,
     /// Make missing parents of the destination
     #[arg(long, help_heading = DESTINATION)]
     pub(crate) mkpath: bool,

@@ -2,9 +2,9 @@
 //! failed. Nothing on standard output.
 
 use rdcp::options::HashKind;
-use rdcp::progress::{Event, Progress};
+use rdcp::progress::{EntryType, Event, Progress};
 use rdcp::wire::Fault;
-use rdcp::{Error, ErrorKind, Location};
+use rdcp::{Action, Error, ErrorKind, Location, Outcome};
 
 use super::bar::Bar;
 use super::{Summary, about, chain, hash_name};
@@ -49,6 +49,31 @@ impl Human {
                     self.line(io, &format!("rdcp: warning: {about}"));
                 }
             }
+            Event::Deleted {
+                path,
+                entry,
+                is_planned: true,
+            } if !self.quiet => planned(io, "delete", path, *entry, NOT_IN_SOURCE),
+            Event::Deleted {
+                path,
+                is_planned: false,
+                ..
+            } if self.verbose && !self.quiet => {
+                self.line(io, &format!("rdcp: deleted {}", escape::path_whole(path)));
+            }
+            Event::Ended {
+                path,
+                entry,
+                outcome: Outcome::Planned(reason),
+                ..
+            } if !self.quiet => {
+                let action = match reason.action() {
+                    Action::Copy => "copy",
+                    Action::Update => "update",
+                    Action::Keep => "keep",
+                };
+                planned(io, action, path, *entry, reason.words());
+            }
             _ => {}
         }
     }
@@ -67,7 +92,7 @@ impl Human {
 
     pub(super) fn summary(&mut self, io: &mut Io, summary: &Summary) {
         self.failures(io, summary);
-        if (io.stderr.is_terminal() || self.verbose) && !self.quiet {
+        if (io.stderr.is_terminal() || self.verbose || summary.dry_run) && !self.quiet {
             io.stderr.line(&summary_line(summary));
         }
     }
@@ -126,7 +151,48 @@ fn about_fault(path: &[u8], location: Option<&Location>, fault: &Fault) -> Strin
     )
 }
 
+/// Why something is deleted.
+const NOT_IN_SOURCE: &str = "not in the source";
+
+/// A line of a dry run.
+fn planned(io: &mut Io, action: &str, path: &[u8], entry: EntryType, why: &str) {
+    let slash = if entry == EntryType::Directory {
+        "/"
+    } else {
+        ""
+    };
+    let path = match escape::path_whole(path) {
+        path if path.is_empty() => "./".to_owned(),
+        path => path + slash,
+    };
+    io.stdout.line(&format!("{action:<6}  {path}  ({why})"));
+}
+
+fn dry_summary_line(summary: &Summary) -> String {
+    let mut parts = vec![format!(
+        "dry run: would copy {}, {}",
+        counted(summary.published, "entry"),
+        bytes(summary.bytes)
+    )];
+    if summary.updated > 0 {
+        parts.push(format!("update {}", summary.updated));
+    }
+    if summary.unchanged > 0 {
+        parts.push(format!("keep {}", summary.unchanged));
+    }
+    if summary.deleted > 0 {
+        parts.push(format!("delete {}", summary.deleted));
+    }
+    if summary.failed > 0 {
+        parts.push(format!("fail at {}", summary.failed));
+    }
+    parts.join(", ")
+}
+
 fn summary_line(summary: &Summary) -> String {
+    if summary.dry_run {
+        return dry_summary_line(summary);
+    }
     let elapsed = duration(summary.elapsed);
     let mut parts = Vec::new();
     let there = summary.unchanged + summary.updated;
@@ -134,6 +200,9 @@ fn summary_line(summary: &Summary) -> String {
         let mut line = format!("nothing to copy, {} unchanged", summary.unchanged);
         if summary.updated > 0 {
             line.push_str(&format!(", {} updated", summary.updated));
+        }
+        if summary.deleted > 0 {
+            line.push_str(&format!(", {} deleted", summary.deleted));
         }
         return format!("{line} ({elapsed})");
     }
@@ -160,6 +229,9 @@ fn summary_line(summary: &Summary) -> String {
     }
     if summary.updated > 0 {
         parts.push(format!("{} updated", summary.updated));
+    }
+    if summary.deleted > 0 {
+        parts.push(format!("{} deleted", summary.deleted));
     }
     if summary.failed > 0 {
         parts.push(format!("{} failed", summary.failed));
@@ -192,11 +264,13 @@ mod tests {
             reason: "no RDMA device".into(),
             carried: Carried::default(),
             hash: HashKind::Blake3,
+            dry_run: false,
             verified: Some(true),
             published: 3,
             files: 3,
             unchanged: 0,
             updated: 0,
+            deleted: 0,
             failed: 0,
             warnings: 0,
             bytes: 3 << 30,

@@ -35,7 +35,7 @@ pub(crate) struct Output {
 
 enum Voice {
     Human(Human),
-    Json(Json),
+    Json(Box<Json>),
 }
 
 /// Where JSON lines go.
@@ -58,6 +58,8 @@ pub(crate) struct Summary {
     pub(crate) carried: Carried,
     /// What proved the chunks.
     pub(crate) hash: HashKind,
+    /// Nothing was done: counts are of what would be.
+    pub(crate) dry_run: bool,
     /// Whether all of the published files were proved; nothing if there was nothing to prove.
     pub(crate) verified: Option<bool>,
     /// Entries published.
@@ -68,6 +70,8 @@ pub(crate) struct Summary {
     pub(crate) unchanged: u64,
     /// Entries of which only metadata differed.
     pub(crate) updated: u64,
+    /// What the source does not have and was removed.
+    pub(crate) deleted: u64,
     /// Entries that failed.
     pub(crate) failed: u64,
     /// Warnings.
@@ -95,11 +99,13 @@ impl From<&Report> for Summary {
             reason: report.reason.clone(),
             carried: report.carried,
             hash: report.hash,
+            dry_run: report.dry_run,
             verified: report.verified(),
             published: report.published,
             files: report.files,
             unchanged: report.unchanged,
             updated: report.updated,
+            deleted: report.deleted,
             failed: report.failed,
             warnings: report.warnings,
             bytes: report.bytes_published,
@@ -188,7 +194,7 @@ impl Output {
 
     /// Speaks to programs from now on.
     pub(crate) fn use_json(&mut self, to: JsonTo) {
-        self.voice = Voice::Json(Json::new(to));
+        self.voice = Voice::Json(Box::new(Json::new(to)));
     }
 
     /// The streams, for what is the same in both voices: help, scripts, a file's content.

@@ -24,11 +24,16 @@ pub(super) async fn transfer(
     output: &mut Output,
     signals: &mut Signals,
 ) -> End {
-    output.begin_copy(job.output.quiet, !verbose, verbose);
+    let bar = !verbose && !job.options.dry_run;
+    output.begin_copy(job.output.quiet, bar, verbose);
     // Known before anything else is, so that every line about this run has it.
     let id = TransferId::random();
     job.options.id = Some(id);
     output.set_transfer(&id.to_string());
+    job.options.filters = match job.filters.rules() {
+        Ok(rules) => rules,
+        Err(error) => return fail(output, &error),
+    };
     let (host, port) = match &job.way {
         Way::Pull { sources, .. } => match sources.first() {
             Some(source) => (source.host.clone(), source.port),

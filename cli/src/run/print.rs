@@ -191,6 +191,8 @@ impl Run<'_> {
             files: done.into(),
             updated: 0,
             unchanged: 0,
+            deleted: 0,
+            dry_run: false,
             failed: (!done).into(),
             warnings: 0,
             bytes: self.written,

@@ -8,7 +8,7 @@ use crate::ids::{EntryId, RegionId};
 use crate::limits::{PAGES_CREDIT_DEFAULT, REGION_CREDIT_BYTES_DEFAULT};
 use crate::manifest::{Item, Version};
 use crate::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
-use crate::wire::message::{HashKind, Outcome, RegionKey, Wanted};
+use crate::wire::message::{HashKind, Outcome, RegionKey, Removal, Wanted};
 use crate::wire::{Fault, Message};
 
 /// How a receiver behaves. The sender need not know any of it but the hash and the chunk size.
@@ -32,6 +32,10 @@ pub struct ReceiverOptions {
     pub fail_early: bool,
     /// An entry that fails for lack of local space ends the run: the others would fail as well.
     pub end_when_full: bool,
+    /// What the source does not have is removed at the end.
+    pub mirror: bool,
+    /// The sender is told what was removed.
+    pub tell_removals: bool,
 }
 
 impl ReceiverOptions {
@@ -46,6 +50,8 @@ impl ReceiverOptions {
             in_flight_bytes_max: 64 << 20,
             fail_early: false,
             end_when_full: true,
+            mirror: false,
+            tell_removals: false,
         }
     }
 }
@@ -121,6 +127,14 @@ pub enum Input {
         /// Whether the name had to be made, or why it is not there.
         result: Result<bool, Fault>,
     },
+    /// Storage removed something that the source does not have: in the way of an entry, or in answer to
+    /// [`Output::Mirror`], and then before [`Input::Mirrored`].
+    Removed(Vec<Removal>),
+    /// Answer to [`Output::Mirror`]: whether there is more to compare.
+    Mirrored {
+        /// It wants to go on.
+        more: bool,
+    },
     /// Answer to [`Output::Settled`]: directories that are done with since nothing below them is
     /// outstanding any more, each told once.
     DirectoriesSettled(Vec<(EntryId, Outcome)>),
@@ -182,7 +196,7 @@ pub enum PackResult {
     Failed(Fault),
 }
 
-/// What the driver is to do. Jobs (Place, Prepare, Allocate, Prove, StorePack, Publish, Link, Settled)
+/// What the driver is to do. Jobs (Place, Prepare, Allocate, Prove, StorePack, Publish, Link, Mirror, Settled)
 /// are answered by their input. Jobs of one entry never overlap, but for one Allocate and one Prove per
 /// region; Place jobs do, and are to be done in order. Several Publish or Link of one round of polling may be done
 /// together.
@@ -280,6 +294,9 @@ pub enum Output {
         /// Its first name.
         to: EntryId,
     },
+    /// Compare a part of the destination with what the pages told, and remove what they did not. Only
+    /// when nothing else is under way and nothing failed.
+    Mirror,
     /// These entries, which were placed as Fetch or Link, are done with: remove part files that
     /// were not published, finish directories that only waited for them.
     Settled(Vec<EntryId>),

@@ -13,6 +13,7 @@ mod file;
 mod grants;
 mod io;
 mod lanes;
+mod mirror;
 mod outbox;
 mod pack;
 
@@ -30,6 +31,7 @@ use crate::wire::{Fault, Message};
 use entries::{Page, Record};
 use fetching::Work;
 use lanes::Lanes;
+use mirror::Mirror;
 use outbox::Outbox;
 use pack::Pack;
 
@@ -84,6 +86,7 @@ pub struct Receiver {
     /// Settled since the last poll, for storage.
     settled: Vec<EntryId>,
     moved: u64,
+    mirror: Mirror,
 }
 
 /// Where the run stands.
@@ -92,6 +95,8 @@ enum Stage {
     Running,
     /// All is settled and Finish was said.
     Finishing,
+    /// The sender has done its part; what it does not have is being removed.
+    Mirroring,
     /// Cut short: what is in flight is waited for.
     Ending {
         fault: Fault,
@@ -141,6 +146,7 @@ impl Receiver {
             finishing: 0,
             settled: Vec::new(),
             moved: 0,
+            mirror: Mirror::Idle,
             options,
         }
     }
@@ -171,6 +177,11 @@ impl Receiver {
             Input::Landed { token, result } => self.landed(token, result),
             Input::PackStored { region, results } => self.pack_stored(region, results),
             Input::Published { entry, result } => self.published(entry, result),
+            Input::Removed(removals) => {
+                self.removed(removals);
+                Ok(())
+            }
+            Input::Mirrored { more } => self.mirrored(more),
             Input::Linked { entry, result } => self.linked(entry, result),
             Input::DirectoriesSettled(directories) => self.directories_settled(directories),
             Input::LaneUp { lane, rail } => {
@@ -234,10 +245,17 @@ impl Receiver {
         if !matches!(self.stage, Stage::Finishing) {
             return Err(protocol("Finished without Finish"));
         }
+        self.stage = Stage::Mirroring;
+        if !self.begin_mirror() {
+            self.conclude_well();
+        }
+        Ok(())
+    }
+
+    fn conclude_well(&mut self) {
         self.stage = Stage::Ended;
         self.outputs
             .push_back(Output::Finished(std::mem::take(&mut self.ledger)));
-        Ok(())
     }
 
     /// Does what has become possible.
@@ -245,7 +263,7 @@ impl Receiver {
         match self.stage {
             Stage::Ended => return,
             Stage::Ending { .. } => return self.conclude(),
-            Stage::Running | Stage::Finishing => {}
+            Stage::Running | Stage::Finishing | Stage::Mirroring => {}
         }
         self.post_fetches();
         self.start_closes();
@@ -257,6 +275,9 @@ impl Receiver {
             return;
         }
         if self.entries.is_empty() {
+            if self.options.tell_removals && self.begin_mirror() {
+                return;
+            }
             let finish = Message::Finish(self.ledger.carried);
             self.outputs.push_back(Output::Send(finish));
             self.stage = Stage::Finishing;

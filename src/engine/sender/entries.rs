@@ -82,6 +82,9 @@ impl Record {
 
 impl Sender {
     pub(super) fn want(&mut self, entry: EntryId, wanted: &Wanted) -> Result<(), Fault> {
+        if self.options.dry_run {
+            return Err(protocol("a want in a dry run"));
+        }
         let record = self
             .entries
             .get_mut(&entry)
@@ -275,12 +278,17 @@ impl Sender {
         };
         let allowed = match (&outcome, &record.state) {
             (Outcome::Failed(_), _) => true,
+            (Outcome::Planned(_), State::Told) => self.options.dry_run,
+            (Outcome::Planned(_), _) => false,
+            _ if self.options.dry_run => false,
             (_, State::Told | State::Declined) => true,
             (Outcome::Published { .. }, State::Packed | State::Confirmed) => true,
             (Outcome::Published { .. } | Outcome::Unchanged | Outcome::Updated, _) => false,
         };
         if !allowed {
-            return Err(protocol("a file is published that was not confirmed"));
+            return Err(protocol(
+                "an outcome that the conversation so far does not allow",
+            ));
         }
         record.settled = true;
         let outcome = match (outcome, record.fault.take()) {

@@ -27,6 +27,10 @@ pub struct SenderOptions {
     pub lease_ms: u32,
     /// The first entry that the receiver reports failed ends the run.
     pub fail_early: bool,
+    /// The receiver only says what it would do; it can't ask for data.
+    pub dry_run: bool,
+    /// The receiver removes what the source does not have, and tells.
+    pub mirror: bool,
 }
 
 impl SenderOptions {
@@ -41,6 +45,8 @@ impl SenderOptions {
             regions_max: 256,
             lease_ms: 60_000,
             fail_early: false,
+            dry_run: false,
+            mirror: false,
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::engine::{Event, Ledger, internal, protocol};
 use crate::ids::{EntryId, RegionId};
 use crate::limits::{BATCH_ENTRIES_MAX, DIGESTS_MAX, OPEN_FILES_MAX, PACK_BYTES_MAX};
 use crate::manifest::{EntryKind, Item, Note};
-use crate::wire::message::{ChunkDigest, ManifestPage};
+use crate::wire::message::{ChunkDigest, ManifestPage, Removal};
 use crate::wire::{Fault, Message};
 
 use entries::Record;
@@ -72,6 +72,8 @@ pub struct Sender {
     digests: Vec<ChunkDigest>,
     closed: Vec<(EntryId, bool)>,
     moved: u64,
+    /// The receiver has compared its destination with what was told.
+    compared: bool,
 }
 
 /// Where the run stands.
@@ -120,6 +122,7 @@ impl Sender {
             digests: Vec::new(),
             closed: Vec::new(),
             moved: 0,
+            compared: false,
             options,
         }
     }
@@ -201,6 +204,13 @@ impl Sender {
             Message::Want(wants) => wants
                 .into_iter()
                 .try_for_each(|(entry, wanted)| self.want(entry, &wanted)),
+            Message::Deleted {
+                comparing,
+                removals,
+            } if self.options.mirror => {
+                self.removed(comparing, removals);
+                Ok(())
+            }
             Message::Recheck { entry, chunk } => self.recheck(entry, chunk),
             Message::Release(regions) => regions
                 .into_iter()
@@ -224,10 +234,23 @@ impl Sender {
         Ok(())
     }
 
+    /// For those who watch; it decides nothing.
+    fn removed(&mut self, comparing: bool, removals: Vec<Removal>) {
+        self.compared |= comparing;
+        for removal in removals {
+            self.ledger.removal(&removal);
+            self.outputs
+                .push_back(Output::Event(Event::Removed(removal)));
+        }
+    }
+
     fn finish(&mut self) -> Result<(), Fault> {
         let unsettled = self.entries.values().any(|record| !record.settled);
         if !self.last_page_sent || unsettled {
             return Err(protocol("Finish before everything was settled"));
+        }
+        if self.options.mirror && !self.compared {
+            self.outputs.push_back(Output::Event(Event::NotMirrored));
         }
         self.stage = Stage::Finishing;
         self.withdraw_all();

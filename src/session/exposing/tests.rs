@@ -126,6 +126,7 @@ fn world(len: usize, hash: HashKind, rails: Option<Arc<Counted>>) -> World {
         .collect();
     fs::write(&path, &bytes).unwrap();
     let walk = WalkOptions {
+        filters: Arc::default(),
         recursive: false,
         preserve: Preserve::default(),
         hash,

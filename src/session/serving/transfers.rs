@@ -16,9 +16,9 @@ use crate::session::peer::Seat;
 use crate::session::receiving::Receiving;
 use crate::session::sending::Sending;
 use crate::session::watch::{Ended, Watch, WatchOptions};
-use crate::storage::LastSymlink;
 use crate::storage::sink::{Sink, SinkOptions};
 use crate::storage::source::{Source, SourceSpec, WalkOptions};
+use crate::storage::{FilterError, Filters, LastSymlink, MirrorOptions};
 use crate::wire::message::{Direction, Open, Overwrite, RemotePath, Running};
 use crate::wire::{Fault, FaultCode, Message};
 
@@ -39,7 +39,8 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
         Direction::Push { placement, .. } => placement.roots.len(),
     };
     tracing::info!(
-        %session, %transfer, direction, export, path, sources, hash = ?open.hash, "transfer began"
+        %session, %transfer, direction, export, path, sources, hash = ?open.hash,
+        dry_run = open.dry_run, "transfer began"
     );
     let shared = Arc::default();
     let kind = match &open.direction {
@@ -93,6 +94,7 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
                 published = ledger.published,
                 updated = ledger.updated,
                 unchanged = ledger.unchanged,
+                deleted = ledger.deleted,
                 failed = ledger.failed,
                 bytes = ledger.bytes,
                 resumed = ledger.carried.resumed,
@@ -121,6 +123,7 @@ async fn send(
     sources: Vec<RemotePath>,
     watch: impl FnOnce(Vec<Vec<u8>>) -> Watch,
 ) -> Result<Ended, Fault> {
+    let filters = filters(open)?;
     let mut specs = Vec::with_capacity(sources.len());
     let mut roots = Vec::with_capacity(sources.len());
     for source in sources {
@@ -133,12 +136,14 @@ async fn send(
     }
     let walk = WalkOptions {
         recursive: open.recursive,
+        filters,
         preserve: open.preserve,
         hash: open.hash,
         chunk: open.chunk,
     };
     let options = SenderOptions {
         first_region: seat.first_region(),
+        dry_run: open.dry_run,
         ..SenderOptions::new(open.hash, open.chunk)
     };
     seat.say(Message::Opened);
@@ -150,6 +155,13 @@ async fn send(
         watch: watch(roots),
     };
     Ok(run.run().await)
+}
+
+/// The filters of a request, if they can be applied.
+fn filters(open: &Open) -> Result<Arc<Filters>, Fault> {
+    let filters = Filters::new(&open.filters);
+    let fault = |error: FilterError| Fault::new(FaultCode::Invalid, error.to_string());
+    filters.map(Arc::new).map_err(fault)
 }
 
 async fn receive(
@@ -166,6 +178,7 @@ async fn receive(
         sync,
         resume,
         bytes_per_s,
+        delete,
     } = open.direction.clone()
     else {
         return Err(Fault::new(
@@ -180,6 +193,19 @@ async fn receive(
                     never, or error";
         return Err(Fault::new(FaultCode::Denied, text));
     }
+    let mirror = match delete {
+        Some(deleting) => {
+            // What is removed is named to the client.
+            for right in [Right::Delete, Right::List] {
+                serving.export(client, &destination, right)?;
+            }
+            MirrorOptions::check(&placement, open.recursive)?;
+            let filters = filters(open)?;
+            Some(MirrorOptions { deleting, filters })
+        }
+        None => None,
+    };
+    let mirrors = mirror.is_some();
     let roots = placement
         .roots
         .iter()
@@ -192,6 +218,8 @@ async fn receive(
         preserve: open.preserve,
         sync,
         only_adds: !client.may(Right::Overwrite),
+        dry_run: open.dry_run,
+        mirror,
     };
     let root = Arc::clone(&export.root);
     let sink = Sink::new(root, destination.path, options);
@@ -202,6 +230,8 @@ async fn receive(
         sink: Arc::new(sink),
         options: ReceiverOptions {
             end_when_full: true,
+            mirror: mirrors,
+            tell_removals: mirrors,
             ..ReceiverOptions::new(open.hash, open.chunk)
         },
         resume,

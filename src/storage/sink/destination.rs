@@ -19,7 +19,7 @@ use crate::storage::open_up::OpenedUp;
 use crate::storage::root::{LastSymlink, Root};
 use crate::storage::status::Status;
 use crate::wire::FaultCode;
-use crate::wire::message::Placement;
+use crate::wire::message::{Placement, RootName};
 
 /// Where a source goes.
 #[derive(Debug)]
@@ -73,21 +73,7 @@ impl Destination {
     /// What the `source`-th source becomes.
     pub(crate) fn target(&self, source: u32, is_directory: bool) -> Result<Target, StorageError> {
         let roots = &self.placement.roots;
-        let root = usize::try_from(source)
-            .ok()
-            .and_then(|index| roots.get(index));
-        let Some(root) = root else {
-            let text = format!(
-                "the sender told source {source}, but there are {}",
-                roots.len()
-            );
-            return Err(StorageError::refused(
-                "write to",
-                &*self.path,
-                FaultCode::Protocol,
-                text,
-            ));
-        };
+        let root = self.root_name(source)?;
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let contents = is_directory && (root.contents || root.name.is_empty());
         let itself = self.itself(&mut held, contents)?;
@@ -113,6 +99,58 @@ impl Destination {
         Ok(Target {
             directory,
             name: Some(name),
+        })
+    }
+
+    /// What the `source`-th source would become: the directory, nothing if that would be made, and the
+    /// name in it, nothing if it is the directory itself. Makes and opens up nothing.
+    pub(crate) fn survey(
+        &self,
+        source: u32,
+        is_directory: bool,
+    ) -> Result<(Option<Arc<Handle>>, Option<Name>), StorageError> {
+        let root = self.root_name(source)?;
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let itself = self.itself(&mut held, false)?;
+        let contents = is_directory && (root.contents || root.name.is_empty());
+        let inside = is_directory
+            || self.placement.into_directory
+            || self.placement.roots.len() > 1
+            || itself.is_some();
+        match itself {
+            Some(directory) if contents => Ok((Some(directory), None)),
+            Some(directory) => Ok((Some(directory), Some(self.checked(&root.name)?))),
+            None if contents || !inside => {
+                let (front, name) = split_last(&self.path);
+                let name = self.checked(name)?;
+                if held.parent.is_none() {
+                    held.parent = self.open_if_there(front)?;
+                }
+                Ok((held.parent.clone(), Some(name)))
+            }
+            None => {
+                let name = self.checked(&root.name)?;
+                Ok((self.open_if_there(&self.path)?, Some(name)))
+            }
+        }
+    }
+
+    /// How many sources there are.
+    pub(crate) fn sources(&self) -> usize {
+        self.placement.roots.len()
+    }
+
+    fn root_name(&self, source: u32) -> Result<&RootName, StorageError> {
+        let roots = &self.placement.roots;
+        let root = usize::try_from(source)
+            .ok()
+            .and_then(|index| roots.get(index));
+        root.ok_or_else(|| {
+            let text = format!(
+                "the sender told source {source}, but there are {}",
+                roots.len()
+            );
+            StorageError::refused("write to", &*self.path, FaultCode::Protocol, text)
         })
     }
 
@@ -177,10 +215,20 @@ impl Destination {
     }
 
     fn open_or_make(&self, path: &[u8]) -> Result<Arc<Handle>, StorageError> {
-        match self.open(path) {
-            Err(error) if error.errno() == Some(Errno::NOENT) && self.placement.make_parents => {
+        match self.open_if_there(path)? {
+            Some(there) => Ok(there),
+            None => {
                 self.make(path)?;
                 self.open(path)
+            }
+        }
+    }
+
+    /// A directory; nothing if it is missing and may be made.
+    fn open_if_there(&self, path: &[u8]) -> Result<Option<Arc<Handle>>, StorageError> {
+        match self.open(path) {
+            Err(error) if error.errno() == Some(Errno::NOENT) && self.placement.make_parents => {
+                Ok(None)
             }
             Err(error) if error.errno() == Some(Errno::NOENT) => {
                 let what = if path == self.path {
@@ -192,7 +240,7 @@ impl Destination {
                 let code = FaultCode::NotFound;
                 Err(StorageError::refused("write to", &*self.path, code, text))
             }
-            answer => answer,
+            answer => answer.map(Some),
         }
     }
 
@@ -272,7 +320,6 @@ fn split_last(path: &[u8]) -> (&[u8], &[u8]) {
 mod tests {
     use super::*;
     use crate::storage::identity::Identity;
-    use crate::wire::message::RootName;
     use std::fs;
 
     struct Row {

@@ -30,7 +30,7 @@ use crate::wire::message::{Outcome, Overwrite};
 use crate::wire::{Fault, FaultCode};
 
 /// Most directories that are open at once: a walk goes depth first.
-const UNENDED_MAX: usize = DEPTH_MAX + 1;
+pub(super) const UNENDED_MAX: usize = DEPTH_MAX + 1;
 
 /// How often a name is looked at whose file is another each time.
 const LOOKS_MAX: u32 = 8;
@@ -59,6 +59,9 @@ struct Page {
 impl Sink {
     /// Decides about the entries of one page, in the manifest's order.
     pub fn place(&self, items: Vec<Item>) -> PlacedPage {
+        if let Some(plan) = &self.plan {
+            return self.plan_page(plan, items);
+        }
         let mut page = Page {
             now: compare::now(),
             last: None,
@@ -71,13 +74,20 @@ impl Sink {
             match item {
                 Item::Entry(entry) => {
                     let id = entry.id;
+                    let place = self.mirror.is_some().then(|| entry.place.clone());
+                    let directory =
+                        (entry.kind == EntryKind::Directory).then_some(entry.metadata.mtime);
                     let answer = self.place_entry(entry, &mut page);
+                    if let Some(place) = place {
+                        self.list_entry(&place, id, directory);
+                    }
                     placed.entries.push((id, answer.unwrap_or_else(failed)));
                     if page.unusable.is_some() {
                         break;
                     }
                 }
-                Item::Note(Note::DirectoryEnd { directory, .. }) => {
+                Item::Note(note @ Note::DirectoryEnd { directory, .. }) => {
+                    self.list_note(&note);
                     // It may be the one remembered, and nothing more is taken into it.
                     page.last = None;
                     // The end of what is not open ends nothing.
@@ -86,7 +96,7 @@ impl Sink {
                     }
                 }
                 // What a sender skipped is told to the user by others.
-                Item::Note(_) => {}
+                Item::Note(note) => self.list_note(&note),
             }
         }
         placed.unusable = page.unusable.take();
@@ -105,7 +115,15 @@ impl Sink {
         self.claim(id)?;
         self.check_running()?;
         let is_directory = kind == EntryKind::Directory;
-        let spot = self.spot(&place, is_directory, page);
+        self.check_mirrored(&place, is_directory)?;
+        let spot = self.spot(&place, is_directory, page).and_then(|spot| {
+            if let (Parent::Entry(parent), Some(name), false) =
+                (&spot.parent, &spot.name, spot.fresh)
+            {
+                self.clear_the_way(*parent, &spot.directory, name, is_directory)?;
+            }
+            Ok(spot)
+        });
         if is_directory {
             let answer = spot.and_then(|spot| self.place_directory(id, spot, metadata));
             if let Err(fault) = &answer {
@@ -136,7 +154,7 @@ impl Sink {
     }
 
     /// Ids ascend, so none is told twice.
-    fn claim(&self, id: EntryId) -> Result<(), Fault> {
+    pub(super) fn claim(&self, id: EntryId) -> Result<(), Fault> {
         let mut table = self.table();
         if id < table.next || id.0 == u64::MAX {
             return Err(protocol(format!("entry {id} was told out of order")));
@@ -540,20 +558,25 @@ fn what_is_there(spot: Spot) -> Result<(Option<Status>, Spot), Fault> {
     if spot.fresh {
         return Ok((None, spot));
     }
-    match Status::at(&*spot.directory, name) {
-        Err(Errno::NOENT) => Ok((None, spot)),
+    let there = what_stands_there(&spot.directory, name)?;
+    Ok((there, spot))
+}
+
+pub(super) fn what_stands_there(directory: &Handle, name: &Name) -> Result<Option<Status>, Fault> {
+    match Status::at(directory, name) {
+        Err(Errno::NOENT) => Ok(None),
         Ok(there) if there.is_directory() => {
-            let shown = spot.directory.shown(name);
+            let shown = directory.shown(name);
             let text = "a directory stands there; remove it or choose another place";
             Err(StorageError::refused("write", shown, FaultCode::WrongKind, text).into())
         }
         Ok(there) if !there.is_file() && !there.is_symlink() => {
-            let shown = spot.directory.shown(name);
+            let shown = directory.shown(name);
             let text = "a device, FIFO or socket stands there; remove it or choose another place";
             Err(StorageError::refused("write", shown, FaultCode::WrongKind, text).into())
         }
-        Ok(there) => Ok((Some(there), spot)),
-        Err(errno) => Err(StorageError::new("look at", spot.directory.shown(name), errno).into()),
+        Ok(there) => Ok(Some(there)),
+        Err(errno) => Err(StorageError::new("look at", directory.shown(name), errno).into()),
     }
 }
 
@@ -627,19 +650,19 @@ fn open_file(directory: &Handle, name: &Name, seen: &Status) -> rustix::io::Resu
     }
 }
 
-fn failed(fault: Fault) -> Placed {
+pub(super) fn failed(fault: Fault) -> Placed {
     Placed::Settled(Outcome::Failed(fault))
 }
 
-fn exists(shown: &[u8]) -> Fault {
+pub(super) fn exists(shown: &[u8]) -> Fault {
     let text = format!("'{}' exists and was not to be replaced", ShownPath(shown));
     Fault::new(FaultCode::Exists, text)
 }
 
-fn protocol(text: impl Into<String>) -> Fault {
+pub(super) fn protocol(text: impl Into<String>) -> Fault {
     Fault::new(FaultCode::Protocol, text)
 }
 
-fn nameless() -> Fault {
+pub(super) fn nameless() -> Fault {
     protocol("something that is no directory was told as a destination's contents")
 }

@@ -78,6 +78,8 @@ impl Field {
             preserve,
             sync,
             only_adds: false,
+            dry_run: false,
+            mirror: None,
         };
         let (descriptors, budget) = (self.descriptors, self.budget.clone());
         Sink::with_descriptors(root, b"dst".to_vec(), options, descriptors, budget)
@@ -1009,6 +1011,8 @@ fn the_kernels_own_file_systems_are_not_written_into() {
         preserve,
         sync: false,
         only_adds: false,
+        dry_run: false,
+        mirror: None,
     };
     // Descriptors of "/" itself are not touched: its times are those that it has.
     let seen = Status::of(fs::File::open("/").unwrap()).unwrap();

@@ -16,8 +16,8 @@ use rdcp::limits::PACK_BYTES_MAX;
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
 use rdcp::wire::message::{
-    Carried, ChunkDigest, Grant, GrantPart, HashKind, ManifestPage, Message, Outcome, RegionKey,
-    Wanted,
+    Carried, ChunkDigest, Grant, GrantPart, HashKind, ManifestPage, Message, Outcome, Reason,
+    RegionKey, Removal, Removed, RemovedKind, Wanted,
 };
 use rdcp::wire::{Fault, FaultCode};
 
@@ -42,6 +42,8 @@ fn receiver(hash: HashKind, draw: &mut Draw<'_>) {
     options.pages_credit = 2;
     options.region_credit_bytes = 1 << 20;
     options.fail_early = draw.coin();
+    options.mirror = draw.coin();
+    options.tell_removals = draw.coin();
     let mut machine = Receiver::new(options);
     let mut jobs = Vec::new();
     machine.handle(In::LaneUp { lane: LaneId(0), rail: 0 });
@@ -56,6 +58,7 @@ fn receiver(hash: HashKind, draw: &mut Draw<'_>) {
                 1 => In::LaneDown { lane: LaneId(draw.small()) },
                 _ => In::Cancel(fault()),
             },
+            5 if draw.byte() < 32 => In::Removed(draw.removals()),
             _ if jobs.is_empty() => continue,
             _ => {
                 let job = jobs.swap_remove(draw.below(jobs.len()));
@@ -93,6 +96,7 @@ fn take_orders(machine: &mut Receiver, jobs: &mut Vec<Out>) -> bool {
             | Out::Prove { .. }
             | Out::Publish { .. }
             | Out::Link { .. }
+            | Out::Mirror
             | Out::Settled(_) => jobs.push(output),
             Out::Send(_) | Out::Verified { .. } | Out::Hole { .. } | Out::Event(_) => {}
         }
@@ -142,6 +146,7 @@ fn answer(job: Out, draw: &mut Draw<'_>) -> In {
         }
         Out::Publish { entry } => In::Published { entry, result: done(well).map(|()| None) },
         Out::Link { entry, .. } => In::Linked { entry, result: done(well).map(|()| well) },
+        Out::Mirror => In::Mirrored { more: draw.below(4) == 0 },
         _ => In::DirectoriesSettled(Vec::new()),
     }
 }
@@ -180,6 +185,8 @@ fn sender(hash: HashKind, draw: &mut Draw<'_>) {
         regions_max: 3,
         lease_ms: 60_000,
         fail_early: draw.coin(),
+        dry_run: draw.below(4) == 0,
+        mirror: draw.coin(),
     });
     let mut walk = Walk::default();
     let mut jobs = Vec::new();
@@ -405,13 +412,28 @@ impl Draw<'_> {
         [self.byte() & 1; 32]
     }
 
+    fn removals(&mut self) -> Vec<Removal> {
+        self.several(|draw| Removal {
+            root: draw.small(),
+            path: vec![b'p'; draw.below(9)],
+            kind: RemovedKind::File,
+            outcome: match draw.below(4) {
+                0 => Removed::Gone,
+                1 => Removed::Would,
+                2 => Removed::Failed(fault()),
+                _ => Removed::Kept(fault()),
+            },
+        })
+    }
+
     fn several<T>(&mut self, mut one: impl FnMut(&mut Self) -> T) -> Vec<T> {
         (0..self.below(4)).map(|_| one(self)).collect()
     }
 
     fn outcome(&mut self) -> Outcome {
-        match self.below(4) {
+        match self.below(5) {
             0 => Outcome::Unchanged,
+            4 => Outcome::Planned(Reason::New),
             1 => Outcome::Failed(fault()),
             2 => Outcome::Updated,
             _ => Outcome::Published { bytes: self.number(), digest: None },
@@ -520,6 +542,9 @@ impl Draw<'_> {
             4 => Message::Opened,
             5 => Message::Credit { pages: self.small(), region_bytes: self.number() },
             6 => Message::Done,
+            7 if self.coin() => {
+                Message::Deleted { comparing: self.coin(), removals: self.removals() }
+            }
             _ => Message::Ping { nonce: 0 },
         }
     }

@@ -6,7 +6,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rdcp::wire::Fault;
-use rdcp::wire::message::Outcome;
+use rdcp::wire::message::{Action, Outcome};
 use rdcp::{ErrorKind, Location};
 use serde::Serialize;
 
@@ -110,6 +110,9 @@ pub(super) struct FileBody {
     pub(super) size: u64,
     pub(super) bytes_moved: u64,
     pub(super) digest: Option<String>,
+    /// Why it would be copied or not, in a dry run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<FileError>,
 }
@@ -238,11 +241,13 @@ pub(super) struct Totals {
     pub(super) reason: String,
     pub(super) bytes_by_transport: ByTransport,
     pub(super) hash: &'static str,
+    pub(super) dry_run: bool,
     pub(super) verified: Option<bool>,
     pub(super) published: u64,
     pub(super) files: u64,
     pub(super) unchanged: u64,
     pub(super) updated: u64,
+    pub(super) deleted: u64,
     pub(super) failed: u64,
     pub(super) warnings: u64,
     pub(super) bytes: u64,
@@ -278,6 +283,23 @@ pub(super) struct CheckBody {
     pub(super) fix: Option<String>,
 }
 
+/// Something that the source does not have was removed, or would be.
+pub(super) fn deleted_body(path: &[u8], is_planned: bool) -> FileBody {
+    FileBody {
+        path: PathFields::new(path),
+        outcome: if is_planned {
+            "would_delete"
+        } else {
+            "deleted"
+        },
+        size: 0,
+        bytes_moved: 0,
+        digest: None,
+        reason: Some("not_in_source"),
+        error: None,
+    }
+}
+
 pub(super) fn file_body(
     path: &[u8],
     outcome: &Outcome,
@@ -292,6 +314,7 @@ pub(super) fn file_body(
         size,
         bytes_moved: 0,
         digest: None,
+        reason: None,
         error: None,
     };
     match outcome {
@@ -302,6 +325,14 @@ pub(super) fn file_body(
         },
         Outcome::Unchanged => body("unchanged"),
         Outcome::Updated => body("updated"),
+        Outcome::Planned(reason) => FileBody {
+            reason: Some(reason.name()),
+            ..body(match reason.action() {
+                Action::Copy => "would_copy",
+                Action::Update => "would_update",
+                Action::Keep => "would_keep",
+            })
+        },
         Outcome::Failed(fault) => FileBody {
             error: Some(FileError {
                 place: PlaceFields::new(error_path, location),

@@ -23,7 +23,8 @@ use super::status::{SessionBody, StatusBody};
 use lines::{
     AboutBody, ByTransport, CheckBody, DiagnosisFields, DifferenceBody, DigestBody, EntryBody,
     EntryMore, ErrorBody, FaultFields, FiguresBody, Line, MeasuredBody, OfferBody, PathFields,
-    PingBody, PlaceFields, ProgressBody, StartBody, SummaryBody, Totals, file_body, message,
+    PingBody, PlaceFields, ProgressBody, StartBody, SummaryBody, Totals, deleted_body, file_body,
+    message,
 };
 
 use super::listing::{kind_name, timestamp};
@@ -100,13 +101,14 @@ impl Json {
                 len,
                 location,
             } => {
-                let kind = match entry {
-                    EntryType::Directory => "directory",
-                    EntryType::Symlink => "symlink",
-                    _ => "file",
-                };
+                let kind = entry_type_name(*entry);
                 self.put(io, kind, file_body(path, outcome, *len, location.as_ref()));
             }
+            Event::Deleted {
+                path,
+                entry,
+                is_planned,
+            } => self.put(io, entry_type_name(*entry), deleted_body(path, *is_planned)),
             Event::Warning {
                 path,
                 fault,
@@ -168,11 +170,13 @@ impl Json {
                 rdma: summary.carried.rdma,
             },
             hash: hash_name(summary.hash),
+            dry_run: summary.dry_run,
             verified: summary.verified,
             published: summary.published,
             files: summary.files,
             unchanged: summary.unchanged,
             updated: summary.updated,
+            deleted: summary.deleted,
             failed: summary.failed,
             warnings: summary.warnings,
             bytes: summary.bytes,
@@ -381,6 +385,14 @@ impl Json {
         if let Ok(text) = serde_json::to_string(&line) {
             stream.line(&text);
         }
+    }
+}
+
+fn entry_type_name(entry: EntryType) -> &'static str {
+    match entry {
+        EntryType::Directory => "directory",
+        EntryType::Symlink => "symlink",
+        _ => "file",
     }
 }
 
