@@ -15,6 +15,7 @@ mod io;
 mod lanes;
 mod outbox;
 mod pack;
+mod state;
 
 pub use io::{
     Fetch, FetchFailure, Input, Output, PackFile, PackResult, Placed, Proof, ReceiverOptions,

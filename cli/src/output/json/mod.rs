@@ -23,7 +23,8 @@ use super::status::{SessionBody, StatusBody};
 use lines::{
     AboutBody, ByTransport, CheckBody, DiagnosisFields, DifferenceBody, DigestBody, EntryBody,
     EntryMore, ErrorBody, FaultFields, FiguresBody, Line, MeasuredBody, OfferBody, PathFields,
-    PingBody, PlaceFields, ProgressBody, StartBody, SummaryBody, Totals, file_body, message,
+    PingBody, PlaceFields, ProgressBody, ReconnectBody, StartBody, SummaryBody, Totals, file_body,
+    message,
 };
 
 use super::listing::{kind_name, timestamp};
@@ -107,6 +108,24 @@ impl Json {
                 };
                 self.put(io, kind, file_body(path, outcome, *len, location.as_ref()));
             }
+            Event::Lost { reason } => {
+                let body = ReconnectBody {
+                    state: "lost",
+                    message: Some(escape::text(reason)),
+                    transport: None,
+                    seconds: None,
+                };
+                self.put(io, "reconnect", body);
+            }
+            Event::Reconnected { transport, after } => {
+                let body = ReconnectBody {
+                    state: "connected",
+                    message: None,
+                    transport: Some(transport),
+                    seconds: Some(after.as_secs_f64()),
+                };
+                self.put(io, "reconnect", body);
+            }
             Event::Warning {
                 path,
                 fault,
@@ -178,6 +197,7 @@ impl Json {
             bytes: summary.bytes,
             bytes_moved: summary.bytes_moved,
             bytes_resumed: summary.bytes_resumed,
+            reconnects: summary.reconnects,
             seconds: summary.elapsed.as_secs_f64(),
             data_ms: summary.data_elapsed.map(|data| data.as_secs_f64() * 1e3),
         });
