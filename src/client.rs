@@ -3,14 +3,18 @@
 //! A [`Client`] is one session with one server; transfers and operations of it run at the same
 //! time. It knows the session layer and nothing below: no keys of regions, rings or descriptors.
 
+mod again;
 mod bench;
 mod connect;
+mod home;
 mod identity;
 mod local;
 mod operations;
 mod remote_file;
 mod transfer;
 mod transport;
+mod trust;
+mod work;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,10 +60,13 @@ impl PullSource {
 
 /// A session with a server.
 ///
-/// Cheap to clone; the session ends when the last clone and the last transfer are gone.
+/// Cheap to clone; the session ends when the last clone and the last transfer are gone. One that was lost
+/// is made anew by what is asked for next, and by transfers that are under way
+/// ([`TransferOptions::reconnect`]); the server has to show the same key. Open files
+/// ([`Self::open`]) end with their session: [`Self::reopen`] goes on.
 #[derive(Clone)]
 pub struct Client {
-    session: Arc<connect::Session>,
+    home: Arc<home::Home>,
 }
 
 impl Client {
@@ -73,8 +80,13 @@ impl Client {
     /// sessions.
     pub async fn connect(host: &str, port: u16, options: ClientOptions) -> Result<Self, Error> {
         Ok(Self {
-            session: connect::Session::establish(host, port, options).await?,
+            home: home::Home::establish(host, port, options).await?,
         })
+    }
+
+    /// The session, made anew if it is over.
+    async fn session(&self) -> Result<Arc<connect::Session>, Error> {
+        self.home.renewed().await.map_err(|unmade| unmade.error)
     }
 
     /// Starts fetching `sources` to `destination`, by the rules of the command: a directory becomes
@@ -88,7 +100,7 @@ impl Client {
         options: TransferOptions,
     ) -> Transfer {
         transfer::pull(
-            Arc::clone(&self.session),
+            Arc::clone(&self.home),
             sources.to_vec(),
             destination.into(),
             options,
@@ -105,9 +117,8 @@ impl Client {
         into_directory: bool,
         options: TransferOptions,
     ) -> Transfer {
-        let session = Arc::clone(&self.session);
         transfer::push(
-            session,
+            Arc::clone(&self.home),
             sources.to_vec(),
             destination.clone(),
             into_directory,
@@ -125,7 +136,7 @@ impl Client {
         recursive: bool,
         on: impl FnMut(Listed),
     ) -> Result<(), Error> {
-        operations::list(&self.session, path, recursive, on).await
+        operations::list(&*self.session().await?, path, recursive, on).await
     }
 
     /// Looks at one thing; a symlink is not followed.
@@ -133,7 +144,7 @@ impl Client {
     /// # Errors
     /// What the server says, or that it can't be reached any more.
     pub async fn stat(&self, path: &RemotePath) -> Result<Listed, Error> {
-        operations::stat(&self.session, path).await
+        operations::stat(&*self.session().await?, path).await
     }
 
     /// Has the server digest a file, or all files below a directory, from their content.
@@ -148,7 +159,7 @@ impl Client {
         hash: HashKind,
         on: impl FnMut(Listed),
     ) -> Result<(), Error> {
-        operations::sum(&self.session, path, recursive, hash, on).await
+        operations::sum(&*self.session().await?, path, recursive, hash, on).await
     }
 
     /// Removes a file, or a directory with all below it if `recursive`.
@@ -156,7 +167,7 @@ impl Client {
     /// # Errors
     /// What the server says, or that it can't be reached any more.
     pub async fn remove(&self, path: &RemotePath, recursive: bool) -> Result<(), Error> {
-        operations::remove(&self.session, path, recursive).await
+        operations::remove(&*self.session().await?, path, recursive).await
     }
 
     /// Makes a directory; with `parents` those above it too, and one that exists is fine.
@@ -164,7 +175,7 @@ impl Client {
     /// # Errors
     /// What the server says, or that it can't be reached any more.
     pub async fn make_directory(&self, path: &RemotePath, parents: bool) -> Result<(), Error> {
-        operations::make_directory(&self.session, path, parents).await
+        operations::make_directory(&*self.session().await?, path, parents).await
     }
 
     /// Measures the round trip and tells what the server says of its transports.
@@ -172,7 +183,7 @@ impl Client {
     /// # Errors
     /// That the server can't be reached any more or does not answer in time.
     pub async fn ping(&self) -> Result<Ping, Error> {
-        operations::ping(&self.session).await
+        operations::ping(&*self.session().await?).await
     }
 
     /// Asks what the server does: its sessions, what runs in them, memory and counters.
@@ -180,7 +191,7 @@ impl Client {
     /// # Errors
     /// That the server can't be reached any more, does not answer in time, or is of an older release.
     pub async fn status(&self) -> Result<Status, Error> {
-        operations::status(&self.session).await
+        operations::status(&*self.session().await?).await
     }
 
     /// Measures what the session's data connections bring from the server's memory to this end's,
@@ -191,7 +202,7 @@ impl Client {
     /// As [`Self::transport`]; [`ErrorKind::Busy`] if the server has no memory free for it;
     /// [`ErrorKind::TimedOut`] if nothing came for [`ClientOptions::stall_timeout`].
     pub async fn bench(&self, options: &Bench) -> Result<BenchReport, Error> {
-        bench::run(&self.session, options).await
+        bench::run(&*self.session().await?, options).await
     }
 
     /// Makes the session's data connections if they are not there yet, and tells what they are and
@@ -201,8 +212,9 @@ impl Client {
     /// [`ErrorKind::TransportUnavailable`] if the transport
     /// that was asked for is not there; that the server can't be reached.
     pub async fn transport(&self) -> Result<TransportReport, Error> {
-        self.session.connect_data().await?;
-        Ok(self.session.transport(Carried::default()))
+        let session = self.session().await?;
+        session.connect_data().await?;
+        Ok(session.transport(Carried::default()))
     }
 
     /// Opens a file on the server for random reads without a copy on disk.
@@ -218,14 +230,21 @@ impl Client {
     /// # Errors
     /// As [`Self::open`]; an id that is in use is [`ErrorKind::Internal`].
     pub async fn open_as(&self, path: &RemotePath, id: TransferId) -> Result<RemoteFile, Error> {
-        let opened = remote_file::open(Arc::clone(&self.session), path, id).await;
-        opened.map_err(|error| match error.kind() {
-            // The session's failures are not about the file.
-            ErrorKind::Unreachable | ErrorKind::TimedOut | ErrorKind::Busy => error,
-            _ => error.at(Location::remote(
-                &self.session.place(&path.export, &path.path),
-            )),
-        })
+        let session = self.session().await?;
+        let opened = remote_file::open(Arc::clone(&session), path, id, None).await;
+        opened.map_err(|error| about_file(&session, path, error))
+    }
+
+    /// Opens a file again whose session was lost, under the same id or another: it has to be what it was,
+    /// and reads go on where they were.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; [`ErrorKind::SourceChanged`], here or at the next read, if it is not.
+    pub async fn reopen(&self, file: &RemoteFile, id: TransferId) -> Result<RemoteFile, Error> {
+        let session = self.session().await?;
+        let path = file.path();
+        let opened = remote_file::open(Arc::clone(&session), path, id, Some(file)).await;
+        opened.map_err(|error| about_file(&session, path, error))
     }
 
     /// How long the server may keep silent before a request fails.
@@ -233,6 +252,14 @@ impl Client {
 
     /// Ends the session; running transfers of other clones fail.
     pub async fn close(self) {
-        self.session.close().await;
+        self.home.close().await;
+    }
+}
+
+fn about_file(session: &connect::Session, path: &RemotePath, error: Error) -> Error {
+    match error.kind() {
+        // The session's failures are not about the file.
+        ErrorKind::Unreachable | ErrorKind::TimedOut | ErrorKind::Busy => error,
+        _ => error.at(Location::remote(&session.place(&path.export, &path.path))),
     }
 }

@@ -106,7 +106,9 @@ pub use options::{
 pub use progress::{EntryType, Event, Failure, Progress, Report};
 pub use remote::{DEFAULT_PORT, Remote};
 pub use server::{Export, Server, ServerBuilder, ServerLimits};
+pub use session::dump::describe_activity;
 pub use session::known_hosts::HostTrust;
+pub use sys::quiet::ignore_user_signal;
 pub use units::{ChunkSize, Timestamp};
 pub use wire::message::{Action, Listed, ListedKind, Outcome, Reason, RemotePath, TransportOffer};
 pub use wire::{Fault, FaultCode};

@@ -230,9 +230,14 @@ pub struct TransferOptions {
     /// transport, what is read again counted too. At least so many that a chunk takes 32 s at most.
     /// Default: no limit.
     pub bytes_per_s: Option<NonZeroU64>,
+    /// When the session is lost, the transfer goes on in another: the client connects again until nothing
+    /// has moved for [`Self::stall_timeout`]. Default yes. Without it the transfer ends, and a rerun goes on.
+    pub reconnect: bool,
     /// The first failure ends the run. Default no: a tree goes on and lists what failed.
     pub fail_early: bool,
-    /// The run ends if nothing moved for this long. Default 120 s.
+    /// The run ends if nothing moved for this long: no entry was settled and less than 64 KiB travelled,
+    /// whatever else the server said. Default 120 s. It is also how long a lost session is tried to be
+    /// made anew.
     pub stall_timeout: Duration,
     /// Its id, for those who must know it before it starts. Never give two transfers the same.
     /// Default: a fresh one.
@@ -254,6 +259,7 @@ impl Default for TransferOptions {
             sync: true,
             resume: true,
             bytes_per_s: None,
+            reconnect: true,
             fail_early: false,
             stall_timeout: Duration::from_secs(120),
             id: None,

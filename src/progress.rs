@@ -81,6 +81,18 @@ pub enum Event {
         /// It is a dry run: it would be removed.
         is_planned: bool,
     },
+    /// The session was lost, and the transfer tries to go on in another.
+    Lost {
+        /// What ended it.
+        reason: String,
+    },
+    /// It goes on in a new session.
+    Reconnected {
+        /// `rdma`, `tcp`, `local`: what bytes go by now.
+        transport: &'static str,
+        /// How long there was no session.
+        after: Duration,
+    },
     /// Something that a person may want to know and that is no failure.
     Warning {
         /// What it is about; may be empty.
@@ -113,8 +125,9 @@ pub struct Report {
     pub transport: &'static str,
     /// Why this transport and none better.
     pub reason: String,
-    /// What landed by which transport, bytes that were read twice counted twice. All zero if the run
-    /// ended before it could be known.
+    /// What landed by which transport, bytes that were read twice counted twice. Of a push, or of what a
+    /// push moved in a session that was lost: what this end sent over tcp, since what landed, and what
+    /// adapters read, was not told.
     pub carried: Carried,
     /// What proved the chunks.
     pub hash: HashKind,
@@ -139,8 +152,10 @@ pub struct Report {
     /// Bytes of the published files.
     pub bytes_published: u64,
     /// Bytes that an interrupted run had left at the destination, and that were proved there instead of
-    /// being copied again.
+    /// being copied again. What this run itself brought before it lost a session is not among them.
     pub bytes_resumed: u64,
+    /// How often the session was lost and the transfer went on in another.
+    pub reconnects: u64,
     /// From the request to its end.
     pub elapsed: Duration,
     /// From the first READ to the last bytes in a file; nothing on a push, or if nothing was read.

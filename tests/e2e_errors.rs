@@ -429,6 +429,7 @@ fn a_peer_that_vanishes_is_told_in_plain_words() {
     let proxy = Proxy::new(daemon.address()).hold_after(1 << 20, Scope::Data);
     let pull = world
         .rdcp("pull")
+        .args(["--timeout", "2s"])
         .args([proxy.url("data/large"), "copy".into()])
         .start();
     proxy.wait_held();

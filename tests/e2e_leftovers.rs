@@ -41,7 +41,9 @@ fn what_a_killed_daemon_left_is_swept_by_the_next_push() {
     });
     daemon.signal(Signal::KILL);
     daemon.wait();
-    push.wait().failed();
+    // Else it would go on with the next one by itself.
+    push.signal(Signal::INT);
+    push.wait().expect(130);
 
     let daemon = world.serve();
     let push = world.rdcp("push").arg("-r").arg(&source);

@@ -94,7 +94,9 @@ impl Copying {
             Way::Push => {
                 daemon.signal(Signal::KILL);
                 daemon.wait();
-                copying.wait().failed();
+                // Else it would go on with the next one by itself.
+                copying.signal(Signal::INT);
+                copying.wait().expect(130);
                 *daemon = self.world.serve();
             }
         }
@@ -232,12 +234,13 @@ fn an_interrupted_client_keeps_what_is_there_and_says_so() {
 
 #[test]
 fn a_lost_peer_leaves_what_is_there() {
-    let copying = Copying::new(Way::Pull, &[]);
+    let mut copying = Copying::new(Way::Pull, &["--timeout", "5s"]);
     let mut daemon = copying.world.serve();
     let (_proxy, running) = copying.hold(&daemon);
     daemon.signal(Signal::KILL);
     daemon.wait();
     let lines = running.wait().expect(3).json();
+    copying.options.clear();
     let error = lines.iter().find(|line| line["type"] == "error").unwrap();
     assert!(
         error["hint"].as_str().unwrap().contains("goes on"),

@@ -134,6 +134,22 @@ fn own_sections(name: &str) -> Roff {
         roff.text([bold(code.to_string())]);
         roff.text([roman(*meaning)]);
     }
+    roff.control("SH", ["SIGNALS"]);
+    for (name, what) in [
+        (
+            "SIGINT, SIGTERM",
+            "End in order, so that the same command goes on from there; a second one ends at once.",
+        ),
+        (
+            "SIGUSR1",
+            "Say on standard error what each session and transfer does: entries by state, fetches in \
+             flight, windows, credit, connections, and when something moved last. It changes nothing.",
+        ),
+    ] {
+        roff.control("TP", []);
+        roff.text([bold(name)]);
+        roff.text([roman(what)]);
+    }
     roff.control("SH", ["EXAMPLES"]);
     roff.control("nf", []);
     for line in args::examples(name.trim_start_matches("rdcp-")).lines() {
@@ -190,6 +206,7 @@ mod tests {
                 );
             }
             assert!(page.contains(".SH EXAMPLES"), "{name}");
+            assert!(page.contains("SIGUSR1"), "{name}");
         }
     }
 

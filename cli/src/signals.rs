@@ -1,4 +1,7 @@
-//! SIGINT and SIGTERM: the first asks the run to end in order, the second ends the process.
+//! SIGINT and SIGTERM: the first asks the run to end in order, the second ends the process. SIGUSR1 has
+//! the process say what it does.
+
+use std::io::Write as _;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -16,6 +19,17 @@ impl Signals {
     pub(crate) fn listen() -> std::io::Result<Self> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
+        let mut asked = signal(SignalKind::user_defined1())?;
+        tokio::spawn(async move {
+            while asked.recv().await.is_some() {
+                let mut text = String::new();
+                for line in rdcp::describe_activity().await {
+                    text.push_str(&format!("rdcp: state: {line}\n"));
+                }
+                // In one piece, whatever else is written there; who asked and does not read gets nothing.
+                let _ = std::io::stderr().write_all(text.as_bytes());
+            }
+        });
         let (sender, first) = watch::channel(None);
         tokio::spawn(async move {
             let status = next(&mut interrupt, &mut terminate).await;

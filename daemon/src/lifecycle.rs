@@ -1,5 +1,5 @@
 //! From start to end: the server runs until a signal, running transfers get time to end, a second
-//! signal does not wait for them.
+//! signal does not wait for them. SIGUSR1 ends nothing: it has the state told.
 
 use std::process::ExitCode;
 
@@ -14,6 +14,8 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, StartError> {
     // Before the server starts, so that a signal in between is not lost.
     let mut signals = Signals::install().map_err(StartError::Signals)?;
     raise_file_limit();
+    let asked = signal(SignalKind::user_defined1()).map_err(StartError::Signals)?;
+    tokio::spawn(tell_state(asked));
     let server = tokio::select! {
         started = serve::start(settings) => started?,
         (name, _) = signals.next() => {
@@ -36,6 +38,16 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, StartError> {
         (name, number) = signals.next() => {
             warn!(signal = name, "ended at once: transfers that were running have failed");
             Ok(ExitCode::from(128 + number))
+        }
+    }
+}
+
+/// SIGUSR1: says in the log what runs, for an operator who wonders why something stands still.
+async fn tell_state(mut asked: Signal) {
+    while asked.recv().await.is_some() {
+        for line in rdcp::describe_activity().await {
+            // Somebody asked for it, so no ordinary filter drops it.
+            warn!("state: {line}");
         }
     }
 }

@@ -34,6 +34,8 @@ const EXIT_NOT_FOUND: u8 = 5;
 const EXIT_STORAGE: u8 = 7;
 
 fn main() -> ExitCode {
+    // It is answered once something is served, and harmless before.
+    rdcp::ignore_user_signal();
     // A panic that reaches this far has been told on standard error by the panic hook.
     panic::catch_unwind(run).unwrap_or(ExitCode::from(EXIT_INTERNAL))
 }

@@ -29,6 +29,23 @@ fn own_sections() -> Roff {
     let text = EXIT_STATUSES.trim_start_matches("Exit status: ");
     roff.control("SH", ["EXIT STATUS"]);
     roff.text([roman(text)]);
+    roff.control("SH", ["SIGNALS"]);
+    for (name, what) in [
+        (
+            "SIGTERM, SIGINT, SIGHUP",
+            "Take nothing new, let what runs end for drain_seconds, then end. Clients whose copies are cut \
+             short by that connect again and go on with the next daemon. A second one ends at once.",
+        ),
+        (
+            "SIGUSR1",
+            "Say in the log what each session and transfer does: entries by state, fetches in flight, \
+             windows, credit, connections, and when something moved last. It changes nothing.",
+        ),
+    ] {
+        roff.control("TP", []);
+        roff.text([bold(name)]);
+        roff.text([roman(what)]);
+    }
     roff.control("SH", ["FILES"]);
     for (name, what) in [
         (
@@ -63,5 +80,6 @@ mod tests {
         }
         assert!(page.contains(".TH rdcpd 1"), "{page}");
         assert!(page.contains("7 the state directory can") && page.contains("rdcp(1)"));
+        assert!(page.contains("SIGUSR1"), "{page}");
     }
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout_at};
 
+use super::again::said_by;
 use super::connect::Session;
-use super::transfer::said_by;
 use crate::engine::LaneId;
 use crate::engine::receiver::ReceiverOptions;
 use crate::error::{Error, ErrorKind};

@@ -2,7 +2,6 @@
 //! made when a transfer needs them and made anew when they are lost.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -11,16 +10,18 @@ use tokio::task::JoinHandle;
 
 use super::identity;
 use super::transport::{self, Standing, TransportReport, Tried};
+use super::trust::{known_hosts_file, known_only, may_pass, policy, refused};
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::limits::STREAMS_MAX;
-use crate::options::{ClientOptions, RdmaOptions, TransportChoice, UnknownHost};
+use crate::options::{ClientOptions, RdmaOptions, TransportChoice};
 use crate::remote::Remote;
 use crate::session::SOFTWARE;
-use crate::session::control::{self, ConnectOptions, ControlError, ControlWriter, TlsReader};
+use crate::session::control::{self, ConnectOptions, ControlWriter, TlsReader};
 use crate::session::data::{self, SessionKey};
-use crate::session::known_hosts::{HostDecision, HostPolicy, HostPort, KnownHosts};
+use crate::session::known_hosts::{HostPort, KnownHosts};
 use crate::session::machinery::{Machinery, machinery};
+use crate::session::own_key::Fingerprint;
 use crate::session::peer::{Peer, Seat};
 use crate::session::pulse::Pulse;
 use crate::session::rails::client::{Own, Wish};
@@ -43,6 +44,8 @@ const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(5);
 pub(super) struct Session {
     machinery: Machinery,
     host: HostPort,
+    /// The server's key.
+    fingerprint: Fingerprint,
     peer: Arc<Peer>,
     welcome: Welcome,
     writer: ControlWriter,
@@ -101,29 +104,64 @@ struct Data {
     making: AsyncMutex<bool>,
 }
 
+/// Why there is no session.
+#[derive(Debug)]
+pub(super) struct Unmade {
+    pub(super) error: Error,
+    /// Another try may do better without anybody mending anything.
+    pub(super) passes: bool,
+}
+
+impl From<Error> for Unmade {
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            passes: false,
+        }
+    }
+}
+
 impl Session {
+    /// Connects, and makes sure of the server's key. `known`: what it showed in an earlier session, and
+    /// has to show again, whatever the file of known hosts says by now.
     pub(super) async fn establish(
         host: &str,
         port: u16,
         options: ClientOptions,
-    ) -> Result<Arc<Self>, Error> {
+        known: Option<Fingerprint>,
+    ) -> Result<Arc<Self>, Unmade> {
         options.rdma.check()?;
         if options.transport == TransportChoice::Local {
             let reason = "same-host copies are not part of this release";
-            return Err(transport::unavailable("local", reason));
+            return Err(transport::unavailable("local", reason).into());
         }
         let machinery = machinery()?;
         let host = HostPort::new(host, port);
         let connect = ConnectOptions {
             software: SOFTWARE.to_owned(),
             known_hosts: KnownHosts::new(known_hosts_file(options.known_hosts)?),
-            policy: policy(options.unknown_host),
+            policy: match known {
+                None => policy(options.unknown_host),
+                Some(known) => known_only(known),
+            },
             deadline: options.connect_timeout,
             identity: identity::load(options.identity)?.map(Arc::new),
         };
         let control = control::connect(&host, &connect)
             .await
-            .map_err(|error| refused(&host, error))?;
+            .map_err(|error| Unmade {
+                passes: may_pass(&error),
+                error: refused(&host, error),
+            })?;
+        if known.is_some_and(|known| known != control.fingerprint) {
+            let message = format!(
+                "the key of {host} has changed since this run began: {} is shown now",
+                control.fingerprint
+            );
+            return Err(Error::new(ErrorKind::Denied, message)
+                .with_hint("if the new key is right, the same command again goes on from here")
+                .into());
+        }
         let cores = machinery.lanes.count();
         let streams = options
             .streams
@@ -173,6 +211,7 @@ impl Session {
         Ok(Arc::new(Self {
             machinery,
             host,
+            fingerprint: control.fingerprint,
             peer,
             welcome: control.welcome,
             writer: control.writer,
@@ -192,6 +231,11 @@ impl Session {
 
     pub(super) fn welcome(&self) -> &Welcome {
         &self.welcome
+    }
+
+    /// The server's key.
+    pub(super) fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
     }
 
     /// The server, as it was named.
@@ -546,109 +590,4 @@ fn heard(rails: &RailsHeard) -> MutexGuard<'_, Option<RailSender>> {
 
 fn out_of_turn() -> Fault {
     Fault::new(FaultCode::Protocol, "the server spoke out of turn")
-}
-
-fn known_hosts_file(chosen: Option<PathBuf>) -> Result<PathBuf, Error> {
-    if let Some(path) = chosen {
-        return Ok(path);
-    }
-    let directory = identity::config_directory().ok_or_else(|| {
-        let message = "there is no place for the keys of known hosts: neither HOME nor \
-                       XDG_CONFIG_HOME is set";
-        Error::new(ErrorKind::Usage, message)
-            .with_hint("set HOME, or name a file: --known-hosts FILE")
-    })?;
-    Ok(directory.join("known_hosts"))
-}
-
-fn policy(unknown: UnknownHost) -> HostPolicy {
-    match unknown {
-        UnknownHost::Refuse => Arc::new(|_| HostDecision::Refuse),
-        UnknownHost::AcceptNew => Arc::new(|_| HostDecision::Remember),
-        UnknownHost::Ask(ask) => Arc::new(move |trust| {
-            if ask(trust) {
-                HostDecision::Remember
-            } else {
-                HostDecision::Refuse
-            }
-        }),
-    }
-}
-
-/// The public error for a control connection that was not made.
-fn refused(host: &HostPort, error: ControlError) -> Error {
-    let hint = match &error {
-        ControlError::Lookup { .. } => {
-            Some("is it spelt right? An address can be written in its place".to_owned())
-        }
-        ControlError::Connect { .. } => {
-            Some("is rdcpd running there, and is the port right?".to_owned())
-        }
-        ControlError::TimedOut { .. } => Some(
-            "something takes connections on that port and does not answer: another program, or an \
-             rdcpd that is stuck"
-                .to_owned(),
-        ),
-        ControlError::HostUnknown { .. } => Some(
-            "compare the fingerprint with the one in the daemon's log; --accept-new pins it"
-                .to_owned(),
-        ),
-        ControlError::HostChanged { written, .. } => Some(format!(
-            "another machine may be answering; if the new key is right, remove the old one, and the \
-             host is asked about as a new one: {}",
-            removal(&written.file, &written.lines)
-        )),
-        ControlError::NotRdcp | ControlError::Tls(_) => {
-            Some("something else may be listening on that port".to_owned())
-        }
-        _ => None,
-    };
-    let kind = ErrorKind::of_fault(error.to_fault().class());
-    let message = match &error {
-        ControlError::Lookup { .. }
-        | ControlError::Connect { .. }
-        | ControlError::HostUnknown { .. }
-        | ControlError::HostChanged { .. } => error.to_string(),
-        // These don't know whom they are about.
-        ControlError::Refused(fault) => format!("{host}: {}", fault.text),
-        other => format!("{host}: {other}"),
-    };
-    let mut public = Error::new(kind, message);
-    if let Some(hint) = hint {
-        public = public.with_hint(hint);
-    }
-    match error {
-        ControlError::Connect { source, .. } => public.with_source(source),
-        ControlError::Tls(source) | ControlError::Lost(source) => public.with_source(source),
-        ControlError::KnownHosts(source) => public.with_source(source),
-        _ => public,
-    }
-}
-
-/// The command that removes lines of a file, for a shell.
-fn removal(file: &Path, lines: &[usize]) -> String {
-    let lines: Vec<_> = lines.iter().map(|line| format!("{line}d")).collect();
-    let file = file.to_string_lossy();
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%".contains(&byte);
-    let file = if file.bytes().all(plain) {
-        file.into_owned()
-    } else {
-        format!("'{}'", file.replace('\'', r"'\''"))
-    };
-    format!("sed -i '{}' {file}", lines.join(";"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_that_removes_a_key_can_be_pasted() {
-        let shown = |file: &str, lines: &[usize]| removal(Path::new(file), lines);
-        assert_eq!(shown("/h/known_hosts", &[3]), "sed -i '3d' /h/known_hosts");
-        assert_eq!(
-            shown("/it's here/k", &[1, 12]),
-            r"sed -i '1d;12d' '/it'\''s here/k'"
-        );
-    }
 }

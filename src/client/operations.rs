@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::Client;
+use super::again::said_by;
 use super::connect::Session;
-use super::transfer::said_by;
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::limits::PATH_BYTES_MAX;

@@ -10,7 +10,7 @@ mod held;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -23,7 +23,7 @@ use crate::engine::LaneId;
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::lane::LaneEvent;
-use crate::manifest::{EntryKind, Item, Note};
+use crate::manifest::{EntryKind, Item, Note, Version};
 use crate::options::Preserve;
 use crate::session::exposing::RENEWAL_PAUSE;
 use crate::session::peer::{Inbound, Seat};
@@ -54,6 +54,7 @@ pub struct RemoteFile {
     len: u64,
     requests: mpsc::Sender<Request>,
     path: RemotePath,
+    version: Arc<OnceLock<Version>>,
     carried: Arc<Mutex<Carried>>,
     /// The file's task keeps it.
     session: Weak<Session>,
@@ -79,6 +80,18 @@ impl Request {
 }
 
 impl RemoteFile {
+    /// Whether its session is over, so that nothing can be read any more and [`Client::reopen`] may go on.
+    ///
+    /// [`Client::reopen`]: crate::Client::reopen
+    pub fn is_cut_off(&self) -> bool {
+        let session = self.session.upgrade();
+        session.is_none_or(|session| session.peer().over().is_some())
+    }
+
+    pub(super) fn path(&self) -> &RemotePath {
+        &self.path
+    }
+
     /// Its length in bytes when it was opened.
     pub fn len(&self) -> u64 {
         self.len
@@ -103,7 +116,8 @@ impl RemoteFile {
     /// [`ErrorKind::Integrity`] if a chunk did not match its digest in several tries,
     /// [`ErrorKind::Unreachable`] if the session has ended or the server breaks the protocol,
     /// [`ErrorKind::TimedOut`] if nothing of it came for [`ClientOptions::stall_timeout`]. After
-    /// any but the second, further reads fail in the same way: open the file again.
+    /// any but the second, further reads fail in the same way: open the file again, after a lost session
+    /// by [`Client::reopen`](crate::Client::reopen).
     ///
     /// [`ClientOptions::stall_timeout`]: crate::ClientOptions::stall_timeout
     pub async fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Error> {
@@ -140,13 +154,13 @@ impl RemoteFile {
         held::hold(session, &self.path, self.len, range).await
     }
 
-    /// Ends the reading, and tells whether everything that was read is of one version of the file:
+    /// Ends the reading, after which nothing can be read any more, and tells whether everything that was read is of one version of the file:
     /// each read is proved by itself, and the file may have been changed between two of them.
     ///
     /// # Errors
     /// [`ErrorKind::SourceChanged`] if it was changed since it was opened; else as
     /// [`Self::read_at`].
-    pub async fn finish(self) -> Result<(), Error> {
+    pub async fn finish(&self) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         self.requests
             .send(Request::Check(answer))
@@ -160,14 +174,21 @@ fn closed() -> Error {
     Error::new(ErrorKind::Unreachable, "the file is not open any more")
 }
 
+/// Opens a file; `before`: what it was before its session was lost, which it has to be still.
 pub(super) async fn open(
     session: Arc<Session>,
     path: &RemotePath,
     id: TransferId,
+    before: Option<&RemoteFile>,
 ) -> Result<RemoteFile, Error> {
     let weak = Arc::downgrade(&session);
-    let reading = Reading::begin(session, path, id, HashKind::Blake3).await?;
+    let mut reading = Reading::begin(session, path, id, HashKind::Blake3).await?;
+    if let Some(before) = before {
+        let version = Arc::clone(&before.version);
+        reading.file.go_on(before.len, version)?;
+    }
     let len = reading.file.len();
+    let version = reading.file.version();
     let carried = Arc::clone(&reading.carried);
     let (requests, taken) = mpsc::channel(1);
     tokio::spawn(reading.serve(taken));
@@ -175,6 +196,7 @@ pub(super) async fn open(
         len,
         requests,
         path: path.clone(),
+        version,
         carried,
         session: weak,
     })

@@ -1,4 +1,4 @@
-//! A running transfer: its handle, how each direction is set up, and how it is accounted for.
+//! A running transfer: its handle, and how each direction is set up.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -8,26 +8,23 @@ use std::time::Instant;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::connect::Session;
+use super::again::{Account, Run};
+use super::home::Home;
+use super::work::Work;
 use super::{PullSource, local};
-use crate::engine::Verdict;
-use crate::engine::receiver::ReceiverOptions;
-use crate::engine::sender::SenderOptions;
 use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::location::{Base, Location, Locations, Root, Side, Target};
-use crate::options::{HashKind, TransferOptions};
-use crate::progress::{Event, Failure, Progress, Report};
-use crate::session::peer::Seat;
-use crate::session::receiving::Receiving;
-use crate::session::sending::Sending;
-use crate::session::watch::{Ended, Watch, WatchOptions};
+use crate::options::TransferOptions;
+use crate::progress::{Event, Progress, Report};
+use crate::session::watch::Stamp;
+use crate::storage::LastSymlink;
 use crate::storage::error::ShownPath;
-use crate::storage::sink::{Sink, SinkOptions};
-use crate::storage::source::{Source, WalkOptions};
-use crate::storage::{FilterError, Filters, LastSymlink, MirrorOptions, StorageError};
-use crate::wire::message::{Carried, Direction, Open, Placement, RemotePath, RootName};
-use crate::wire::{Fault, FaultCode, Message};
+use crate::storage::sink::SinkOptions;
+use crate::storage::source::WalkOptions;
+use crate::storage::{FilterError, Filters, MirrorOptions};
+use crate::wire::message::{Placement, RemotePath, RootName};
+use crate::wire::{Fault, FaultCode};
 
 /// Events that wait for a watcher before the transfer waits for it.
 const EVENTS_QUEUED_MAX: usize = 4096;
@@ -109,41 +106,36 @@ impl Drop for Transfer {
 }
 
 /// What both directions set up alike.
-struct Start {
-    id: TransferId,
-    begun: Instant,
-    events: mpsc::Sender<Event>,
-    shared: Arc<Mutex<Progress>>,
-    cancel: watch::Receiver<Option<Fault>>,
+pub(super) struct Start {
+    pub(super) id: TransferId,
+    pub(super) begun: Instant,
+    pub(super) events: mpsc::Sender<Event>,
+    pub(super) shared: Arc<Mutex<Progress>>,
+    pub(super) cancel: watch::Receiver<Option<Fault>>,
+    /// When something moved last.
+    pub(super) moved: Arc<Stamp>,
 }
 
 pub(super) fn pull(
-    session: Arc<Session>,
+    home: Arc<Home>,
     sources: Vec<PullSource>,
     destination: PathBuf,
     options: TransferOptions,
 ) -> Transfer {
     begin(options.id, move |start| {
-        run_pull(session, sources, destination, options, start)
+        run_pull(home, sources, destination, options, start)
     })
 }
 
 pub(super) fn push(
-    session: Arc<Session>,
+    home: Arc<Home>,
     sources: Vec<PathBuf>,
     destination: RemotePath,
     into_directory: bool,
     options: TransferOptions,
 ) -> Transfer {
     begin(options.id, move |start| {
-        run_push(
-            session,
-            sources,
-            destination,
-            into_directory,
-            options,
-            start,
-        )
+        run_push(home, sources, destination, into_directory, options, start)
     })
 }
 
@@ -162,6 +154,7 @@ where
         events,
         shared,
         cancel,
+        moved: Arc::default(),
     };
     let task = tokio::spawn(run(start));
     Transfer {
@@ -174,13 +167,14 @@ where
 }
 
 async fn run_pull(
-    session: Arc<Session>,
+    home: Arc<Home>,
     sources: Vec<PullSource>,
     destination: PathBuf,
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
     let filters = filters(&options)?;
+    let session = home.session();
     let placement = Placement {
         into_directory: ends_in_slash(&destination),
         make_parents: options.make_parents,
@@ -191,7 +185,7 @@ async fn run_pull(
     check_mirrored(&placement, &options)?;
     let roots = shown_roots(&placement.roots);
     let names = placement.roots.clone();
-    let sink_options = SinkOptions {
+    let sink = SinkOptions {
         // Links to directories have been followed by then.
         last_symlink: LastSymlink::Keep,
         placement,
@@ -206,18 +200,13 @@ async fn run_pull(
     };
     // Looking at the destination can block.
     let target = bytes_of(&destination);
-    let (sink, is_directory) = session
+    let local = session
         .workers()
-        .run(move || -> Result<(Sink, bool), StorageError> {
-            let local = local::destination(&destination)?;
-            let is_directory = local.below.is_empty();
-            let sink = Sink::new(local.root, local.below, sink_options);
-            Ok((sink, is_directory))
-        })
+        .run(move || local::destination(&destination))
         .await
         .map_err(broken)?
         .map_err(|error| Error::from(error.fault()).at(Location::local(&*target)))?;
-    let file_inside = names.len() > 1 || is_directory || target.ends_with(b"/");
+    let file_inside = names.len() > 1 || local.below.is_empty() || target.ends_with(b"/");
     let located = sources.iter().zip(&names).map(|(source, name)| Root {
         source: Base::Remote(session.place(&source.export, &source.path)),
         target: Target {
@@ -230,37 +219,31 @@ async fn run_pull(
         roots: located.collect(),
         sender: Side::Remote,
     };
-    session.connect_data().await?;
-    let seat = session.seat(start.id)?;
+    drop(session);
     let paths = sources.into_iter().map(|source| RemotePath {
         export: source.export,
         path: source.path,
     });
-    seat.say(Message::Open(open(
-        Direction::Pull(paths.collect()),
-        &options,
-    )));
-    let receiver_options = ReceiverOptions {
-        fail_early: options.fail_early,
-        end_when_full: true,
-        mirror: options.delete.is_some(),
-        ..ReceiverOptions::new(options.hash, options.chunk)
+    let work = Work::Pull {
+        sources: paths.collect(),
+        root: local.root,
+        below: local.below,
+        sink,
     };
-    let (watch, account) = watching(start, roots, locations, &options, &session, &seat).await;
-    let run = Receiving {
-        seat,
-        workers: session.workers(),
-        sink: Arc::new(sink),
-        options: receiver_options,
-        resume: options.resume,
-        bytes_per_s: options.bytes_per_s,
-        watch,
+    let run = Run {
+        home,
+        work,
+        options,
+        start,
+        roots,
+        locations,
+        account: Account::default(),
     };
-    account.report(run.run().await)
+    run.go().await
 }
 
 async fn run_push(
-    session: Arc<Session>,
+    home: Arc<Home>,
     sources: Vec<PathBuf>,
     destination: RemotePath,
     into_directory: bool,
@@ -268,6 +251,7 @@ async fn run_push(
     start: Start,
 ) -> Result<Report, Error> {
     check_rate(&options)?;
+    let session = home.session();
     let preserve = options.preserve;
     let paths = sources.clone();
     let found = session
@@ -307,7 +291,8 @@ async fn run_push(
         roots: located.collect(),
         sender: Side::Local,
     };
-    let shown = shown_roots(roots);
+    drop(session);
+    let shown = shown_roots(&placement.roots);
     let walk = WalkOptions {
         recursive: options.recursive,
         filters: filters(&options)?,
@@ -315,196 +300,22 @@ async fn run_push(
         hash: options.hash,
         chunk: options.chunk,
     };
-    session.connect_data().await?;
-    let seat = session.seat(start.id)?;
-    let direction = Direction::Push {
+    let work = Work::Push {
+        specs,
+        walk,
         destination,
         placement,
-        overwrite: options.overwrite,
-        sync: options.sync,
-        resume: options.resume,
-        bytes_per_s: options.bytes_per_s,
-        delete: options.delete,
     };
-    seat.say(Message::Open(open(direction, &options)));
-    let sender_options = SenderOptions {
-        first_region: seat.first_region(),
-        fail_early: options.fail_early,
-        dry_run: options.dry_run,
-        mirror: options.delete.is_some(),
-        ..SenderOptions::new(options.hash, options.chunk)
+    let run = Run {
+        home,
+        work,
+        options,
+        start,
+        roots: shown,
+        locations,
+        account: Account::default(),
     };
-    let (watch, account) = watching(start, shown, locations, &options, &session, &seat).await;
-    let run = Sending {
-        seat,
-        machinery: session.machinery(),
-        source: Arc::new(Source::new(specs, walk)),
-        options: sender_options,
-        watch,
-    };
-    account.report(run.run().await)
-}
-
-/// What the report needs beside how the run ended.
-struct Account {
-    id: TransferId,
-    begun: Instant,
-    hash: HashKind,
-    dry_run: bool,
-    server: String,
-    session: Arc<Session>,
-    /// This end is the sender.
-    sends: bool,
-}
-
-async fn watching(
-    start: Start,
-    roots: Vec<Vec<u8>>,
-    locations: Locations,
-    options: &TransferOptions,
-    session: &Arc<Session>,
-    seat: &Seat,
-) -> (Watch, Account) {
-    let sends = matches!(&locations.sender, Side::Local);
-    let chosen = session.transport(Carried::default());
-    tracing::info!(
-        transfer = %start.id,
-        session = %seat.peer.id,
-        transport = chosen.transport,
-        reason = %chosen.reason.escape_debug(),
-        "started"
-    );
-    let started = Event::Started {
-        transfer: start.id,
-        transport: chosen.transport,
-        reason: chosen.reason,
-        note: chosen.note,
-    };
-    // A watcher that has gone already needs no events.
-    let _ = start.events.send(started).await;
-    let watch = Watch::new(WatchOptions {
-        transfer: start.id,
-        roots,
-        locations: Some(locations),
-        shared: start.shared,
-        events: Some(start.events),
-        cancel: start.cancel,
-        stall_timeout: options.stall_timeout,
-        // How long to wait is decided here, whatever the server says.
-        renewals_count: false,
-    });
-    (
-        watch,
-        Account {
-            id: start.id,
-            begun: start.begun,
-            hash: options.hash,
-            dry_run: options.dry_run,
-            server: session.host().to_string(),
-            session: Arc::clone(session),
-            sends,
-        },
-    )
-}
-
-impl Account {
-    fn report(self, ended: Ended) -> Result<Report, Error> {
-        let Ended {
-            ledger,
-            totals,
-            fault,
-            ..
-        } = ended;
-        let result = fault.as_ref().map_or("done", |_| "ended early");
-        tracing::info!(
-            transfer = %self.id,
-            result,
-            reason = fault.as_ref().map(|fault| fault.text.escape_debug().to_string()),
-            published = ledger.published,
-            updated = ledger.updated,
-            unchanged = ledger.unchanged,
-            deleted = ledger.deleted,
-            failed = ledger.failed,
-            bytes = ledger.bytes,
-            "ended"
-        );
-        let failure_kind = match ledger.verdict() {
-            Verdict::Clean => None,
-            Verdict::One(code) => Some(ErrorKind::of_fault(code)),
-            Verdict::Several => {
-                let mut kinds = ledger
-                    .classes()
-                    .iter()
-                    .map(|(code, _)| ErrorKind::of_fault(*code));
-                let first = kinds.next();
-                if kinds.all(|kind| Some(kind) == first) {
-                    first
-                } else {
-                    Some(ErrorKind::Several)
-                }
-            }
-        };
-        let moved_by = self.session.transport(ledger.carried);
-        let listed = u64::try_from(totals.failures.len()).unwrap_or(u64::MAX);
-        let mut report = Report {
-            transfer: self.id,
-            transport: moved_by.transport,
-            reason: moved_by.reason,
-            carried: ledger.carried,
-            hash: self.hash,
-            dry_run: self.dry_run,
-            published: ledger.published,
-            files: totals.files,
-            unchanged: ledger.unchanged,
-            updated: ledger.updated,
-            deleted: ledger.deleted,
-            failed: ledger.failed,
-            warnings: totals.warnings,
-            bytes_moved: match self.sends {
-                // What a receiver kept was lent to it and not read.
-                true => totals
-                    .progress
-                    .bytes_moved
-                    .saturating_sub(ledger.carried.resumed),
-                false => totals.progress.bytes_moved,
-            },
-            bytes_resumed: ledger.carried.resumed,
-            bytes_published: totals.bytes_published,
-            elapsed: self.begun.elapsed(),
-            data_elapsed: totals.data_elapsed(),
-            failures: totals.failures,
-            failures_unlisted: ledger.failed.saturating_sub(listed),
-            failure_kind,
-        };
-        let Some(fault) = fault else {
-            return Ok(report);
-        };
-        // What ended the run may be the failure of an entry, and is then about that entry's place.
-        let same = |failure: &Failure| {
-            (failure.fault.code, &failure.fault.text) == (fault.code, &fault.text)
-        };
-        let entry = report.failures.iter().find(|failure| same(failure));
-        let Some(location) = entry.and_then(|failure| failure.location.clone()) else {
-            return Err(said_by(&self.server, fault).with_report(report));
-        };
-        // What was under way then follows from it.
-        let follows = |code| code == fault.code || code == FaultCode::Cancelled;
-        report
-            .failures
-            .retain(|failure| !follows(failure.fault.code));
-        Err(Error::from(fault).at(location).with_report(report))
-    }
-}
-
-/// The error for a fault, which names the server if it was the server that said it.
-pub(super) fn said_by(server: &str, fault: Fault) -> Error {
-    if fault.from_peer {
-        return Error::new(
-            ErrorKind::of_fault(fault.class()),
-            format!("{server}: {}", fault.text),
-        );
-    }
-    fault.into()
+    run.go().await
 }
 
 /// Two sources that would have one name at the destination: nothing could make both right.
@@ -548,18 +359,6 @@ fn check_mirrored(placement: &Placement, options: &TransferOptions) -> Result<()
         return Ok(());
     }
     MirrorOptions::check(placement, options.recursive).map_err(Error::from)
-}
-
-fn open(direction: Direction, options: &TransferOptions) -> Open {
-    Open {
-        direction,
-        hash: options.hash,
-        chunk: options.chunk,
-        preserve: options.preserve,
-        recursive: options.recursive,
-        dry_run: options.dry_run,
-        filters: options.filters.clone(),
-    }
 }
 
 /// The filters, if they can be applied.

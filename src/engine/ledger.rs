@@ -67,7 +67,7 @@ impl Ledger {
     }
 
     /// An entry ended.
-    pub(super) fn settle(&mut self, entry: EntryId, outcome: &Outcome) {
+    pub(crate) fn settle(&mut self, entry: EntryId, outcome: &Outcome) {
         match outcome {
             Outcome::Published { bytes, .. } => {
                 self.published += 1;
@@ -85,7 +85,7 @@ impl Ledger {
     }
 
     /// Something was removed, or not.
-    pub(super) fn removal(&mut self, removal: &Removal) {
+    pub(crate) fn removal(&mut self, removal: &Removal) {
         match &removal.outcome {
             Removed::Gone | Removed::Would => self.deleted += 1,
             Removed::Failed(fault) => self.fail(None, fault),
@@ -94,7 +94,7 @@ impl Ledger {
     }
 
     /// Something failed.
-    pub(super) fn fail(&mut self, entry: Option<EntryId>, fault: &Fault) {
+    pub(crate) fn fail(&mut self, entry: Option<EntryId>, fault: &Fault) {
         self.failed += 1;
         let class = fault.class();
         match self.classes.iter_mut().find(|(code, _)| *code == class) {
@@ -106,6 +106,19 @@ impl Ledger {
         if self.listed.len() < FAILURES_LISTED_MAX {
             self.listed.push((entry, fault.clone()));
         }
+    }
+
+    /// Something that had failed in this way is there after all.
+    pub(crate) fn mend(&mut self, code: FaultCode) {
+        self.failed = self.failed.saturating_sub(1);
+        let class = |known: FaultCode| match (known, code) {
+            (FaultCode::Unknown(_), FaultCode::Unknown(_)) => true,
+            (known, code) => known == code,
+        };
+        if let Some((_, count)) = self.classes.iter_mut().find(|(code, _)| class(*code)) {
+            *count = count.saturating_sub(1);
+        }
+        self.classes.retain(|(_, count)| *count > 0);
     }
 
     fn fail_unknown(&mut self, code: FaultCode) {
@@ -151,6 +164,11 @@ mod tests {
             ledger.classes(),
             [(FaultCode::Denied, 2), (FaultCode::NoSpace, 1)]
         );
+        ledger.mend(FaultCode::NoSpace);
+        assert_eq!(ledger.verdict(), Verdict::One(FaultCode::Denied));
+        ledger.mend(FaultCode::Denied);
+        ledger.mend(FaultCode::Denied);
+        assert_eq!((ledger.verdict(), ledger.failed), (Verdict::Clean, 0));
     }
 
     #[test]

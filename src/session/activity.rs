@@ -52,6 +52,11 @@ impl Traffic {
         self.tcp_sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Bytes of answers to READs, over tcp.
+    pub(crate) fn tcp_sent(&self) -> u64 {
+        self.tcp_sent.load(Ordering::Relaxed)
+    }
+
     /// More bytes came.
     pub(crate) fn received(&self, more: Carried) {
         self.tcp_received.fetch_add(more.tcp, Ordering::Relaxed);

@@ -26,6 +26,8 @@ mod activity;
 mod admission;
 mod benching;
 pub(crate) mod clients;
+pub mod dump;
+mod earlier;
 mod inspecting;
 pub(crate) mod machinery;
 mod names;

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use super::earlier::{Before, Key};
 use crate::ids::EntryId;
 use crate::limits::{DEPTH_MAX, PATH_BYTES_MAX};
 use crate::manifest::{Entry, EntryKind, Item, Note, Place};
@@ -37,6 +38,10 @@ struct Known {
     ended: bool,
     /// It came to nothing, and so does all that lies in it.
     failed: bool,
+    /// What earlier attempts of the run made of it.
+    before: Before,
+    /// Its data was about to move.
+    started: bool,
 }
 
 impl Known {
@@ -111,6 +116,8 @@ impl Names {
             over: false,
             ended: false,
             failed: false,
+            before: Before::New,
+            started: false,
         };
         self.known.insert(entry.id, known);
         Ok(())
@@ -169,6 +176,65 @@ impl Names {
         };
         parts.reverse();
         (root, parts.join(&b'/'))
+    }
+
+    /// Where a known entry stands in the walk: depth first, in the order of names' bytes.
+    pub(crate) fn key(&self, entry: EntryId) -> Option<Key> {
+        self.key_of_place(&self.known.get(&entry)?.place)
+    }
+
+    /// Where a place stands in the walk. Nothing if it hangs nowhere.
+    pub(crate) fn key_of_place(&self, place: &Place) -> Option<Key> {
+        let mut names: Vec<&[u8]> = Vec::new();
+        let mut place = place;
+        let root = loop {
+            match place {
+                Place::Root(number) => break *number,
+                Place::In(parent, name) => {
+                    names.push(name.as_bytes());
+                    place = &self.known.get(parent)?.place;
+                }
+            }
+        };
+        let mut key = root.to_be_bytes().to_vec();
+        for name in names.iter().rev() {
+            // No name has this byte, and none is lower: what lies in a directory comes after it and
+            // before its neighbours.
+            key.push(0);
+            key.extend_from_slice(name);
+        }
+        Some(key)
+    }
+
+    /// What earlier attempts made of an entry.
+    pub(crate) fn before(&self, entry: EntryId) -> Before {
+        self.known
+            .get(&entry)
+            .map_or(Before::New, |known| known.before)
+    }
+
+    /// Earlier attempts made this of an entry.
+    pub(crate) fn set_before(&mut self, entry: EntryId, before: Before) {
+        if let Some(known) = self.known.get_mut(&entry) {
+            known.before = before;
+        }
+    }
+
+    /// Data of this entry is about to move.
+    pub(crate) fn start(&mut self, entry: EntryId) {
+        if let Some(known) = self.known.get_mut(&entry) {
+            known.started = true;
+        }
+    }
+
+    /// What is not settled: each with its key, what earlier attempts made of it, and whether its data
+    /// was about to move.
+    pub(crate) fn open(&self) -> impl Iterator<Item = (Key, Before, bool)> {
+        let open = self.known.iter().filter(|(_, known)| !known.over);
+        open.filter_map(|(_, known)| {
+            let key = self.key_of_place(&known.place)?;
+            Some((key, known.before, known.started))
+        })
     }
 
     /// Where a known entry is.
@@ -322,6 +388,49 @@ mod tests {
         let wide = |id| entry(id, inside(0, &format!("d{id}")), EntryKind::Directory);
         let wide: Vec<_> = [top()].into_iter().chain((1..=id).map(wide)).collect();
         assert!(learn(&wide).is_err());
+    }
+
+    #[test]
+    fn keys_come_in_the_order_of_the_walk() {
+        let mut names = Names::new(vec![b"one".to_vec(), b"two".to_vec()]);
+        let file = || EntryKind::File {
+            len: 1,
+            linked: false,
+        };
+        names
+            .learn(&[
+                entry(0, Place::Root(0), EntryKind::Directory),
+                entry(1, inside(0, "a"), EntryKind::Directory),
+                entry(2, inside(1, "z"), file()),
+                entry(3, inside(0, "a-b"), file()),
+                entry(4, inside(0, "a.b"), file()),
+                entry(5, inside(0, "b"), file()),
+                entry(6, Place::Root(1), file()),
+            ])
+            .unwrap();
+        let keys: Vec<_> = (0..7).filter_map(|id| names.key(EntryId(id))).collect();
+        assert_eq!(keys.len(), 7);
+        assert!(keys.is_sorted(), "{keys:?}");
+        names.start(EntryId(5));
+        names.set_before(EntryId(4), Before::Settled);
+        for id in [2, 3, 6] {
+            names.settle(EntryId(id));
+        }
+        let mut open: Vec<_> = names.open().collect();
+        open.sort();
+        let shown: Vec<_> = open
+            .iter()
+            .map(|(_, before, started)| (*before, *started))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                (Before::New, false),
+                (Before::New, false),
+                (Before::Settled, false),
+                (Before::New, true)
+            ]
+        );
     }
 
     #[test]

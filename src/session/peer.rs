@@ -166,7 +166,7 @@ pub(crate) struct Seat {
 impl Peer {
     pub(crate) fn new(id: SessionId, writer: ControlWriter, lanes: Lanes) -> Arc<Self> {
         let activity = Activity::new();
-        Arc::new_cyclic(|peer: &Weak<Self>| Self {
+        let peer = Arc::new_cyclic(|peer: &Weak<Self>| Self {
             id,
             rails: SessionRails::new(),
             writer,
@@ -179,7 +179,40 @@ impl Peer {
             pages: Arc::new(Semaphore::new(PAGES_MADE_MAX)),
             activity,
             over: watch::Sender::new(None),
-        })
+        });
+        super::dump::enter(&peer);
+        peer
+    }
+
+    /// In words.
+    pub(crate) fn describe(&self) -> Vec<String> {
+        let rails = {
+            let book = self.rails.book.lock();
+            book.unwrap_or_else(PoisonError::into_inner).reports()
+        };
+        let over = match self.over() {
+            Some(fault) => format!("; over: {}", fault.text.escape_debug()),
+            None => String::new(),
+        };
+        let mut lines = vec![
+            format!("session {}{over}", self.id),
+            format!(
+                "seats: {}; data connections by tcp: {}; messages unread by the peer: {} bytes; \
+                 registered for rails: {} bytes",
+                self.seats(),
+                self.connections(),
+                self.writer.queued_bytes(),
+                self.memory.registered_bytes()
+            ),
+        ];
+        lines.extend(rails.iter().map(|rail| format!("rail: {rail}")));
+        for moved in self.activity.traffic().told() {
+            lines.push(format!(
+                "{}: {} bytes sent, {} received",
+                moved.transport, moved.sent_bytes, moved.received_bytes
+            ));
+        }
+        lines
     }
 
     /// Takes a seat for a transfer. `None` if one with this id has a seat, or the session is over.
@@ -414,6 +447,15 @@ impl Peer {
     /// Why the session is over, if it is.
     pub(crate) fn over(&self) -> Option<Fault> {
         self.over.borrow().clone()
+    }
+
+    /// Whether it was the end of the session that ended a run in this way, and another session may do
+    /// better.
+    pub(crate) fn was_lost_by(&self, fault: &Fault) -> bool {
+        self.over().is_some_and(|over| {
+            let passes = [FaultCode::Lost, FaultCode::Busy, FaultCode::TimedOut];
+            over.code == fault.code && passes.contains(&over.class())
+        })
     }
 
     /// Waits for the session's end.

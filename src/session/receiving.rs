@@ -18,9 +18,9 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
 use self::packs::store_pack;
+use super::dump::Listener;
 use super::exposing::RENEWAL_PAUSE;
 use super::peer::{Inbound, Seat};
-use super::remarks::Remarks;
 use super::resuming::{RECORDING_BYTES, RECORDING_PAUSE, Records, clear_holes, hash_plan};
 use super::throttle::Throttle;
 use super::watch::{Attention, Ended, Watch};
@@ -87,7 +87,6 @@ struct Driver {
     throttle: Option<Throttle>,
     /// Fetches whose time has not come. The engine orders no more than the lanes take at once.
     held_back: VecDeque<(FetchToken, Target, LaneId, Fetch)>,
-    remarks: Remarks,
     /// Remarks that the peer was not told of yet.
     untold: Vec<Remark>,
 }
@@ -163,9 +162,9 @@ impl Receiving {
             lost: Vec::new(),
             throttle: self.bytes_per_s.map(Throttle::new),
             held_back: VecDeque::new(),
-            remarks: Remarks::default(),
             untold: Vec::new(),
         };
+        let mut listener = Listener::new();
         let mut renewals = tokio::time::interval(RENEWAL_PAUSE);
         renewals.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut recordings = tokio::time::interval(RECORDING_PAUSE);
@@ -181,6 +180,7 @@ impl Receiving {
             }
             tokio::select! {
                 biased;
+                answers = listener.asked() => drop(answers.send(driver.describe())),
                 inbound = driver.seat.inbox.recv() => match inbound {
                     Some(inbound) => {
                         driver.inbound(inbound);
@@ -202,6 +202,7 @@ impl Receiving {
                 attention = driver.watch.attention() => match attention {
                     Attention::Cancel(fault) => driver.cancel(fault),
                     Attention::DropConnections => driver.seat.peer.drop_connections(),
+                    Attention::Hurry => {}
                     Attention::GiveUp => return driver.watch.given_up(),
                 },
                 () = until(due) => driver.let_go(),
@@ -216,19 +217,35 @@ impl Receiving {
 }
 
 impl Driver {
+    /// In words.
+    fn describe(&self) -> Vec<String> {
+        let mut lines = self.watch.describe("receiving", self.seat.peer.id);
+        lines.extend(self.engine.describe());
+        lines.push(format!(
+            "storage: {} part files, {} pages wait to be placed; fetches on lanes: {}",
+            self.files.len(),
+            self.pages.len(),
+            self.fetches.len()
+        ));
+        lines
+    }
+
     fn cancel(&mut self, fault: Fault) {
-        self.watch.cancelling();
         // The engine waits for all that it has ordered.
         self.lost
             .extend(self.held_back.drain(..).map(|(token, ..)| token));
+        let lost = self.seat.peer.was_lost_by(&fault);
+        self.watch.cancelling(lost);
         self.engine.handle(Input::Cancel(fault));
     }
 
     fn inbound(&mut self, inbound: Inbound) {
-        self.watch.progressed();
         let input = match inbound {
             // The server took the request; the engine hears from its peer itself.
-            Inbound::Message(Message::Opened) => return,
+            Inbound::Message(Message::Opened) => {
+                self.watch.agreed();
+                return;
+            }
             Inbound::Message(message) => Input::Message(message),
             Inbound::LaneUp(lane, rail) => Input::LaneUp { lane, rail },
             Inbound::LaneDown(lane) => Input::LaneDown { lane },
@@ -275,6 +292,7 @@ impl Driver {
         let result = match result {
             Ok(landed) => {
                 self.watch.stored();
+                self.watch.advanced();
                 if let (Target::Pack(region), Some(slot)) = (target, landed.slot) {
                     self.packs.insert(region, Arc::new(slot));
                 }
@@ -365,7 +383,7 @@ impl Driver {
         // While the entries have names, at both ends.
         self.take_remarks();
         self.take_removals();
-        if self.engine.is_ending() {
+        if self.engine.is_ending() && !self.watch.is_patient() {
             self.sink.stop();
         }
         while let Some(output) = self.engine.poll() {
@@ -383,7 +401,7 @@ impl Driver {
     /// entries to name, as few are, and of mere numbers in the end.
     fn take_remarks(&mut self) {
         for remark in self.sink.take_remarks() {
-            self.remarks.add(&remark, |entry| self.watch.path(entry));
+            self.watch.remark(&remark);
             let named = !remark.entries.is_empty();
             match self.untold.iter_mut().find(|of| of.kind == remark.kind) {
                 Some(untold) => {
@@ -402,14 +420,6 @@ impl Driver {
         if !self.untold.is_empty() {
             let untold = std::mem::take(&mut self.untold);
             self.seat.say(Message::Remarks(untold));
-        }
-    }
-
-    /// What was left out, once per kind.
-    async fn report_remarks(&mut self) {
-        for (text, path) in self.remarks.take() {
-            let fault = Fault::new(FaultCode::Special, text);
-            self.watch.warn(path, fault).await;
         }
     }
 
@@ -532,12 +542,11 @@ impl Driver {
                 self.watch.event(event).await;
             }
             Output::Finished(ledger) => {
-                self.report_remarks().await;
                 return Some(self.watch.finished(ledger).await);
             }
             Output::Failed { fault, ledger } => {
-                self.report_remarks().await;
-                return Some(self.watch.failed(fault, ledger).await);
+                let lost = self.seat.peer.was_lost_by(&fault);
+                return Some(self.watch.failed(fault, ledger, lost).await);
             }
         }
         None

@@ -77,9 +77,11 @@ impl Records {
     }
 
     /// The run is interrupted: what waits is recorded if the file has been recorded before. One that
-    /// was under way for less than a batch is not worth keeping.
-    pub(super) fn finish(self, part: &PartFile, sync: bool) {
-        if part.has_journal() {
+    /// was under way for less than a batch is not worth keeping, unless the run `goes_on` at once: its
+    /// session was lost.
+    pub(super) fn finish(self, part: &PartFile, sync: bool, goes_on: bool) {
+        let worth_it = goes_on && self.wanted && !self.waiting.is_empty();
+        if part.has_journal() || worth_it {
             part.record(&self.waiting, sync);
         }
     }

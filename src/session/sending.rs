@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::MissedTickBehavior;
 
+use super::dump::Listener;
 use super::exposing::rails::Way;
 use super::exposing::{Exposing, Made, Opened};
 use super::hashing::{hash_on, read_fault, rehash};
 use super::machinery::{Machinery, memory_returned};
 use super::peer::{Inbound, Seat};
 use super::receiving::panic_message;
-use super::remarks::Remarks;
 use super::watch::{Attention, Ended, Watch};
 use crate::engine::sender::{ExposedWindow, FilledPack, Input, Output, SenderOptions};
 use crate::engine::{Event, Sender};
@@ -34,8 +34,8 @@ use crate::wire::message::{HashKind, ManifestPage};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
 
-/// How often it is looked whether the peer is still heard of.
-const LEASE_LOOK: Duration = Duration::from_secs(5);
+/// How often it is looked whether the peer is still heard of, and what it has read.
+const LEASE_LOOK: Duration = Duration::from_secs(1);
 
 /// What a sending run needs.
 pub(crate) struct Sending {
@@ -59,7 +59,6 @@ struct Driver {
     /// last words of a run and those of its session often come together.
     over: Option<Fault>,
     files: HashMap<EntryId, Open>,
-    remarks: Remarks,
     page: PageTurn,
 }
 
@@ -135,7 +134,6 @@ impl Sending {
             watch: self.watch,
             over: None,
             files: HashMap::new(),
-            remarks: Remarks::default(),
             page: PageTurn::Unwanted,
         };
         driver.run(job_results).await
@@ -144,6 +142,7 @@ impl Sending {
 
 impl Driver {
     async fn run(&mut self, mut job_results: mpsc::UnboundedReceiver<Done>) -> Ended {
+        let mut listener = Listener::new();
         let mut looks = tokio::time::interval(LEASE_LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -158,6 +157,7 @@ impl Driver {
             }
             tokio::select! {
                 biased;
+                answers = listener.asked() => drop(answers.send(self.describe())),
                 inbound = self.seat.inbox.recv() => match inbound {
                     Some(inbound) => {
                         self.inbound(inbound);
@@ -179,6 +179,7 @@ impl Driver {
                 attention = self.watch.attention() => match attention {
                     Attention::Cancel(fault) => self.cancel(fault),
                     Attention::DropConnections => self.seat.peer.drop_connections(),
+                    Attention::Hurry => {}
                     Attention::GiveUp => return self.watch.given_up(),
                 },
                 turn = peer.page_turn(), if matches!(self.page, PageTurn::Wanted) => match turn {
@@ -188,6 +189,7 @@ impl Driver {
                 // Only then, so that a slot wakes nobody who has no use for it.
                 () = memory_returned, if self.exposing.is_waiting() => {}
                 _ = looks.tick() => {
+                    self.watch.served(self.seat.peer.activity().traffic().tcp_sent());
                     let now = Instant::now();
                     let mut failed = self.exposing.end_leases(now);
                     failed.extend(self.exposing.end_waits(now));
@@ -199,8 +201,21 @@ impl Driver {
         }
     }
 
+    /// In words.
+    fn describe(&self) -> Vec<String> {
+        let mut lines = self.watch.describe("sending", self.seat.peer.id);
+        lines.extend(self.engine.describe());
+        lines.push(format!(
+            "source: {} files open; {}",
+            self.files.len(),
+            self.exposing.describe()
+        ));
+        lines
+    }
+
     fn cancel(&mut self, fault: Fault) {
-        self.watch.cancelling();
+        let lost = self.seat.peer.was_lost_by(&fault);
+        self.watch.cancelling(lost);
         self.engine.handle(Input::Cancel(fault.clone()));
         self.no_page(fault);
     }
@@ -215,14 +230,16 @@ impl Driver {
                 return;
             }
         }
-        self.watch.progressed();
         let input = match inbound {
             // The server took the request; the engine hears from its peer itself.
-            Inbound::Message(Message::Opened) => return,
+            Inbound::Message(Message::Opened) => {
+                self.watch.agreed();
+                return;
+            }
             // For those who watch; it decides nothing.
             Inbound::Message(Message::Remarks(remarks)) => {
                 for remark in &remarks {
-                    self.remarks.add(remark, |entry| self.watch.path(entry));
+                    self.watch.remark(remark);
                 }
                 return;
             }
@@ -239,11 +256,15 @@ impl Driver {
                     chunk,
                     value,
                     ..
-                } => Input::Hashed {
-                    entry,
-                    chunk,
-                    value,
-                },
+                } => {
+                    // The peer has read a chunk.
+                    self.watch.advanced();
+                    Input::Hashed {
+                        entry,
+                        chunk,
+                        value,
+                    }
+                }
                 LaneEvent::SourceFailed { entry, error, .. } => Input::SourceFailed {
                     entry,
                     fault: read_fault(&error),
@@ -380,12 +401,11 @@ impl Driver {
                 }
                 Output::Event(event) => self.event(event).await,
                 Output::Finished(ledger) => {
-                    self.report_remarks().await;
                     return Some(self.watch.finished(ledger).await);
                 }
                 Output::Failed { fault, ledger } => {
-                    self.report_remarks().await;
-                    return Some(self.watch.failed(fault, ledger).await);
+                    let lost = self.seat.peer.was_lost_by(&fault);
+                    return Some(self.watch.failed(fault, ledger, lost).await);
                 }
             }
         }
@@ -405,14 +425,6 @@ impl Driver {
         if matches!(self.page, PageTurn::Wanted) {
             self.page = PageTurn::Unwanted;
             self.engine.handle(Input::Page(Err(fault)));
-        }
-    }
-
-    /// What the receiver left out, once per kind.
-    async fn report_remarks(&mut self) {
-        for (text, path) in self.remarks.take() {
-            let fault = Fault::new(FaultCode::Special, text);
-            self.watch.warn(path, fault).await;
         }
     }
 

@@ -6,6 +6,7 @@
 
 mod entering;
 mod rails;
+mod superseding;
 mod transfers;
 
 use std::collections::HashMap;
@@ -20,6 +21,7 @@ use tokio::task::JoinHandle;
 
 pub(super) use self::entering::Entered;
 use self::entering::{Leaving, admit};
+use self::superseding::{Owner, Runs};
 use super::activity::Traffic;
 use super::admission::{Handshakes, Origin, Place};
 use super::clients::{Admission, Client, Right};
@@ -87,6 +89,7 @@ pub(crate) struct Serving {
     ended: Notify,
     /// Memory is about to be returned.
     tidying: AtomicBool,
+    runs: Arc<Runs>,
 }
 
 impl Serving {
@@ -117,6 +120,7 @@ impl Serving {
             past: Traffic::default(),
             ended: Notify::new(),
             tidying: AtomicBool::new(false),
+            runs: Arc::default(),
         })
     }
 
@@ -208,6 +212,11 @@ impl Serving {
 
     fn is_draining(&self) -> bool {
         *self.draining.borrow()
+    }
+
+    /// Whose transfers of a session are.
+    fn owner_of(&self, session: SessionId) -> Option<Owner> {
+        self.lock().get(&session).map(Entered::owner)
     }
 
     fn key_of(&self, session: SessionId) -> Option<SessionKey> {

@@ -2,7 +2,13 @@
 //! when a run must end: cancelled by its owner, or without progress for too long.
 //!
 //! In: the engine's events and the driver's word that something moved. Out: public events and the
-//! account of the run. It knows nothing of chunks, lanes or storage.
+//! account of the run. A run that goes on in a new session hands its account from attempt to attempt
+//! ([`Past`]), and what an earlier one has told is not told or counted again. It knows nothing of
+//! chunks, lanes or storage.
+
+mod account;
+mod past;
+mod removals;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,14 +17,17 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+pub(crate) use self::past::{Ended, Past, Stamp, Totals};
+use super::earlier::{Before, Earlier, Key};
 use super::names::Names;
+use super::remarks::Remarks;
 use crate::engine::{self, Ledger};
 use crate::ids::{EntryId, TransferId};
 use crate::location::{Location, Locations};
-use crate::manifest::{EntryKind, Item, Place};
-use crate::progress::{EntryType, Event, Failure, Progress, Report};
+use crate::manifest::{EntryKind, Item};
+use crate::progress::{EntryType, Event, Progress};
 use crate::storage::error::ShownPath;
-use crate::wire::message::{Action, Outcome, Removal, Removed, RemovedKind};
+use crate::wire::message::{Outcome, Remark};
 use crate::wire::{Fault, FaultCode};
 
 /// Failed entries of one transfer that are logged; the others are counted.
@@ -33,58 +42,44 @@ const CANCEL_GRACE: Duration = Duration::from_millis(500);
 /// A cancelled run that has not ended after this long is given up: its storage hangs.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(5);
 
+/// A run whose peer moves less than this in its stall time, and settles nothing, stands still: keeping
+/// a connection alive is no progress. The smallest chunk.
+const PROGRESS_BYTES_MIN: u64 = 64 << 10;
+
 /// The watcher of one transfer.
 pub(crate) struct Watch {
     transfer: TransferId,
     names: Names,
     locations: Option<Locations>,
     totals: Totals,
+    /// What a run that can go on in a new session keeps of its attempts.
+    earlier: Option<Earlier>,
+    /// The last entry that this attempt has told.
+    told_up_to: Option<Key>,
+    /// Entries that came to nothing because the run is being ended.
+    interrupted: Vec<(EntryId, Fault)>,
+    exists_is_error: bool,
+    remarks: Remarks,
+    /// The peer has taken the request.
+    agreed: bool,
     /// Bytes of files under way that an interrupted run had brought.
     resumed: HashMap<EntryId, u64>,
+    /// Bytes that moved since the stall clock was last set back.
+    crept_bytes: u64,
+    served_bytes: u64,
     shared: Arc<Mutex<Progress>>,
     events: Option<mpsc::Sender<Event>>,
     told: Instant,
     cancel: watch::Receiver<Option<Fault>>,
     stall_timeout: Duration,
     renewals_count: bool,
-    moved: Instant,
+    moved: Arc<Stamp>,
     ending: Option<Instant>,
+    /// Its end is waited for with patience, as it is to go on.
+    patient: bool,
     connections_dropped: bool,
     /// Failures of entries so far: only the first are logged, or a hostile peer fills the disk.
     failures_seen: u64,
-}
-
-/// Counts of a run that the engine's ledger does not keep.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Totals {
-    pub(crate) progress: Progress,
-    /// Regular files published, or to be published by a dry run's account.
-    pub(crate) files: u64,
-    /// Bytes of the published files.
-    pub(crate) bytes_published: u64,
-    pub(crate) warnings: u64,
-    /// When the first READ was posted and when the last chunk or pack was stored, at a receiver.
-    data: Option<(Instant, Instant)>,
-    /// The first failures with their paths, without those that follow from a directory's.
-    pub(crate) failures: Vec<Failure>,
-}
-
-impl Totals {
-    /// From the first READ to the last bytes in a file; nothing where this end sends, or read nothing.
-    pub(crate) fn data_elapsed(&self) -> Option<Duration> {
-        self.data.map(|(began, ended)| ended - began)
-    }
-}
-
-/// How a run ended.
-#[derive(Debug)]
-pub(crate) struct Ended {
-    pub(crate) ledger: Ledger,
-    pub(crate) totals: Totals,
-    /// Why the run itself ended, if it did not end by itself.
-    pub(crate) fault: Option<Fault>,
-    /// Whether the peer heard of the end from the run itself.
-    pub(crate) told: bool,
 }
 
 /// What a run needs beside its orders.
@@ -94,6 +89,8 @@ pub(crate) enum Attention {
     Cancel(Fault),
     /// It is being ended and its fetches hang: take their connections away.
     DropConnections,
+    /// It was being ended with patience, and its owner has none any more.
+    Hurry,
     /// It is being ended and its jobs hang: leave them behind.
     GiveUp,
 }
@@ -110,35 +107,126 @@ pub(crate) struct WatchOptions {
     /// Becomes `Some` when the owner wants the run to end.
     pub(crate) cancel: watch::Receiver<Option<Fault>>,
     pub(crate) stall_timeout: Duration,
+    /// Where it is noted that something moved.
+    pub(crate) moved: Arc<Stamp>,
     /// That the peer renews its leases counts as if something moved: how long to wait is its decision.
     pub(crate) renewals_count: bool,
+    /// Whether the run can go on in a new session; the account of what it has done so far, if it does.
+    pub(crate) goes_on: Option<Option<Past>>,
+    /// What stands at the destination was to be an error. An attempt after the first can't ask for that,
+    /// since some of it is the run's own: nothing that stands may be replaced, and whose it is is told
+    /// apart here.
+    pub(crate) exists_is_error: bool,
 }
 
 impl Watch {
     pub(crate) fn new(options: WatchOptions) -> Self {
         let now = Instant::now();
+        let (goes_on, past) = match options.goes_on {
+            Some(past) => (true, past),
+            None => (false, None),
+        };
+        if past.is_none() {
+            options.moved.advance();
+        }
+        let past = past.unwrap_or_else(|| Past {
+            totals: Totals::default(),
+            remarks: Remarks::default(),
+            earlier: goes_on.then(Earlier::default),
+        });
         Self {
             transfer: options.transfer,
             names: Names::new(options.roots),
             locations: options.locations,
-            totals: Totals::default(),
+            totals: past.totals,
+            earlier: past.earlier,
+            told_up_to: None,
+            interrupted: Vec::new(),
+            exists_is_error: options.exists_is_error,
+            remarks: past.remarks,
+            agreed: false,
             resumed: HashMap::new(),
+            crept_bytes: 0,
+            served_bytes: 0,
             shared: options.shared,
             events: options.events,
             told: now,
             cancel: options.cancel,
             stall_timeout: options.stall_timeout,
             renewals_count: options.renewals_count,
-            moved: now,
+            moved: options.moved,
             ending: None,
+            patient: false,
             connections_dropped: false,
             failures_seen: 0,
         }
     }
 
-    /// Something moved: the stall clock starts again.
+    /// Something moved: the stall clock starts again. That the peer says something is not enough.
     pub(crate) fn progressed(&mut self) {
-        self.moved = Instant::now();
+        self.moved.set();
+        self.crept_bytes = 0;
+    }
+
+    /// The run came further: something moved that no earlier attempt had done.
+    pub(crate) fn advanced(&mut self) {
+        self.moved.advance();
+        self.crept_bytes = 0;
+    }
+
+    /// In words: whose run it is, and how far.
+    pub(crate) fn describe(&self, role: &str, session: impl std::fmt::Display) -> Vec<String> {
+        let progress = self.totals.shown_progress();
+        vec![
+            format!("transfer {} in session {session}, {role}", self.transfer),
+            format!(
+                "progress: last {:.1} s ago, ends after {} s without; {} of {} files, {} of {} \
+                 bytes{}; {} bytes moved",
+                self.moved.moved().elapsed().as_secs_f64(),
+                self.stall_timeout.as_secs_f64(),
+                progress.files_done,
+                progress.files_seen,
+                progress.bytes_done,
+                progress.bytes_seen,
+                if progress.totals_known { "" } else { " so far" },
+                progress.bytes_moved
+            ),
+        ]
+    }
+
+    /// So many bytes moved.
+    fn crept(&mut self, bytes: u64) {
+        self.crept_bytes = self.crept_bytes.saturating_add(bytes);
+        if self.crept_bytes >= PROGRESS_BYTES_MIN {
+            self.advanced();
+        }
+    }
+
+    /// This end's answers to READs in its session come to so many bytes by now: the receiver says that it
+    /// has read them only once it has read all of a region.
+    pub(crate) fn served(&mut self, bytes: u64) {
+        let more = bytes.saturating_sub(std::mem::replace(&mut self.served_bytes, bytes));
+        self.crept(more);
+    }
+
+    /// The peer has taken the request.
+    pub(crate) fn agreed(&mut self) {
+        self.agreed = true;
+    }
+
+    /// The receiver left something out, or did it otherwise.
+    pub(crate) fn remark(&mut self, remark: &Remark) {
+        let names = &self.names;
+        let is_news = |entry: &EntryId| names.before(*entry) != Before::Settled;
+        if remark.entries.iter().all(is_news) {
+            self.remarks.add(remark, |entry| names.path(entry));
+            return;
+        }
+        let mut news = remark.clone();
+        news.entries.retain(is_news);
+        let repeated = (remark.entries.len() - news.entries.len()) as u64;
+        news.count = news.count.saturating_sub(repeated);
+        self.remarks.add(&news, |entry| names.path(entry));
     }
 
     /// The peer said that it goes on holding what it was granted.
@@ -161,9 +249,18 @@ impl Watch {
         }
     }
 
-    /// The run is being ended; from now on only its ending is watched.
-    pub(crate) fn cancelling(&mut self) {
-        self.ending.get_or_insert_with(Instant::now);
+    /// The run is being ended; from now on only its ending is watched. `lost`: its session has ended.
+    pub(crate) fn cancelling(&mut self, lost: bool) {
+        if self.ending.is_none() {
+            self.ending = Some(Instant::now());
+            self.patient = lost && self.earlier.is_some();
+        }
+    }
+
+    /// Whether the run is being ended and is to go on in another session: what is under way in storage
+    /// need not be cut short.
+    pub(crate) fn is_patient(&self) -> bool {
+        self.patient
     }
 
     /// Waits until the run must be ended, or takes too long to end, and says what to do.
@@ -174,10 +271,21 @@ impl Watch {
                 self.connections_dropped = true;
                 return Attention::DropConnections;
             }
+            if self.patient {
+                // It is to go on, for which its storage has to be done: a slow one may take its time.
+                let patience = self.stall_timeout.max(GIVE_UP_AFTER);
+                tokio::select! {
+                    () = tokio::time::sleep_until(since + patience) => return Attention::GiveUp,
+                    _ = wait_for(&mut self.cancel) => {}
+                }
+                self.patient = false;
+                self.ending = Some(Instant::now());
+                return Attention::Hurry;
+            }
             tokio::time::sleep_until(since + GIVE_UP_AFTER).await;
             return Attention::GiveUp;
         }
-        let stalled = self.moved + self.stall_timeout;
+        let stalled = self.moved.moved() + self.stall_timeout;
         tokio::select! {
             fault = wait_for(&mut self.cancel) => Attention::Cancel(fault),
             () = tokio::time::sleep_until(stalled) => {
@@ -194,9 +302,18 @@ impl Watch {
     /// What no walk makes; see [`Names::learn`].
     pub(crate) fn learn(&mut self, items: &[Item]) -> Result<(), Fault> {
         self.names.learn(items)?;
+        self.recall(items);
+        let is_news = |item: &Item| match item {
+            Item::Entry(entry) => self.names.before(entry.id) == Before::New,
+            Item::Note(_) => false,
+        };
+        if items.iter().any(is_news) {
+            self.advanced();
+        }
         for item in items {
             if let Item::Entry(entry) = item
                 && let EntryKind::File { len, .. } = entry.kind
+                && self.names.before(entry.id) == Before::New
             {
                 self.totals.progress.files_seen += 1;
                 self.totals.progress.bytes_seen =
@@ -214,11 +331,18 @@ impl Watch {
     /// Takes an event of the engine and tells those who watch. Waits if they are slow.
     pub(crate) async fn event(&mut self, event: engine::Event) {
         match event {
-            engine::Event::Told { last, .. } => self.totals.progress.totals_known |= last,
+            engine::Event::Told { entries, last, .. } => {
+                self.totals.progress.totals_known |= last;
+                if entries > 0 || last {
+                    self.progressed();
+                }
+            }
             engine::Event::Started { entry, len } => {
                 tracing::trace!(transfer = %self.transfer, %entry, len, "started");
+                self.names.start(entry);
             }
             engine::Event::Moved { bytes } => {
+                self.crept(bytes);
                 let progress = &mut self.totals.progress;
                 progress.bytes_moved = progress.bytes_moved.saturating_add(bytes);
                 progress.bytes_done = progress
@@ -228,6 +352,7 @@ impl Watch {
             }
             engine::Event::Resumed { entry, bytes } => {
                 *self.resumed.entry(entry).or_default() += bytes;
+                self.crept(bytes);
                 let progress = &mut self.totals.progress;
                 progress.bytes_done = progress
                     .bytes_done
@@ -242,14 +367,21 @@ impl Watch {
                 self.tell_warning(self.names.path(entry), fault, location)
                     .await;
             }
-            engine::Event::Removed(removal) => self.removed(removal).await,
+            engine::Event::Removed(removal) => {
+                self.progressed();
+                self.removed(removal).await;
+            }
             engine::Event::NotMirrored => {
                 let text = "nothing that the source does not have was deleted, since something failed; \
                             mend that and run it again";
                 let fault = Fault::new(FaultCode::Special, text);
                 self.tell_warning(Vec::new(), fault, None).await;
             }
-            engine::Event::Done { entry, outcome } => self.done(entry, outcome).await,
+            engine::Event::Done { entry, outcome } => {
+                self.progressed();
+                self.done(entry, outcome).await;
+            }
+            engine::Event::Skipped { place, fault, .. } if !self.is_news(&place, &fault) => {}
             engine::Event::Skipped {
                 place,
                 fault,
@@ -258,6 +390,7 @@ impl Watch {
                 let path = self.names.path_of_place(&place);
                 let location = self.locate(Some(&place), EntryType::Unknown, &fault);
                 if failure {
+                    self.totals.ledger.fail(None, &fault);
                     self.fail(path.clone(), &fault, location.clone());
                     self.tell(Event::Ended {
                         path,
@@ -273,129 +406,6 @@ impl Watch {
             }
         }
         self.publish_progress(false).await;
-    }
-
-    async fn done(&mut self, entry: EntryId, outcome: Outcome) {
-        let len = self.names.len(entry);
-        let is_file = self.names.is_file(entry);
-        let path = self.names.path(entry);
-        let entry_type = self.names.entry_type(entry);
-        let mut location = None;
-        if is_file {
-            self.totals.progress.files_done += 1;
-        }
-        let resumed = self.resumed.remove(&entry).unwrap_or_default();
-        let (comes, counted) = match &outcome {
-            Outcome::Published { bytes, .. } => (true, bytes.saturating_add(resumed)),
-            Outcome::Planned(reason) => (reason.action() == Action::Copy, 0),
-            _ => (false, 0),
-        };
-        if comes && is_file {
-            self.totals.files += 1;
-            self.totals.bytes_published = self.totals.bytes_published.saturating_add(len);
-        }
-        // What had landed of a file that failed, or was fetched twice, is counted already: no sum of
-        // bytes done may pass that of the bytes seen.
-        let progress = &mut self.totals.progress;
-        progress.bytes_done = progress
-            .bytes_done
-            .saturating_add(len.saturating_sub(counted))
-            .min(progress.bytes_seen);
-        if let Outcome::Failed(fault) = &outcome {
-            let place = self.names.place(entry);
-            location = self.locate(place.as_ref(), entry_type, fault);
-            // One cause is told once, and not again for each name below a directory.
-            if !self.names.fail(entry) {
-                self.fail(path.clone(), fault, location.clone());
-            }
-        }
-        self.names.settle(entry);
-        self.tell(Event::Ended {
-            path,
-            entry: entry_type,
-            outcome,
-            len,
-            location,
-        })
-        .await;
-    }
-
-    /// Something was removed at the destination, or would be, or could not be.
-    async fn removed(&mut self, removal: Removal) {
-        let Removal {
-            root,
-            path: below,
-            kind,
-            outcome,
-        } = removal;
-        let path = self.names.path_below(root, &below);
-        let entry = match kind {
-            RemovedKind::Directory => EntryType::Directory,
-            RemovedKind::Symlink => EntryType::Symlink,
-            RemovedKind::File | RemovedKind::Special => EntryType::File,
-        };
-        let locations = self.locations.as_ref();
-        let location = locations.and_then(|locations| locations.at_destination(root, &below));
-        let is_planned = outcome == Removed::Would;
-        match outcome {
-            Removed::Gone | Removed::Would => {
-                // Not for operators: how many there were is told at the end.
-                tracing::debug!(
-                    transfer = %self.transfer,
-                    path = %ShownPath(&path),
-                    is_planned,
-                    "deleted"
-                );
-                self.tell(Event::Deleted {
-                    path,
-                    entry,
-                    is_planned,
-                })
-                .await;
-            }
-            Removed::Failed(fault) => {
-                self.fail(path.clone(), &fault, location.clone());
-                self.tell(Event::Ended {
-                    path,
-                    entry,
-                    outcome: Outcome::Failed(fault),
-                    len: 0,
-                    location,
-                })
-                .await;
-            }
-            Removed::Kept(fault) => self.tell_warning(path, fault, location).await,
-        }
-    }
-
-    /// Where something is that a fault tells of.
-    fn locate(&self, place: Option<&Place>, entry: EntryType, fault: &Fault) -> Option<Location> {
-        let (root, below) = self.names.split(place?);
-        let is_directory = entry == EntryType::Directory;
-        self.locations
-            .as_ref()?
-            .of(root?, &below, is_directory, fault)
-    }
-
-    fn fail(&mut self, path: Vec<u8>, fault: &Fault, location: Option<Location>) {
-        self.failures_seen += 1;
-        if self.failures_seen <= FAILURES_LOGGED_MAX {
-            tracing::warn!(
-                transfer = %self.transfer,
-                path = %ShownPath(&path),
-                reason = %fault.text.escape_debug(),
-                "failed"
-            );
-        } else if self.failures_seen == FAILURES_LOGGED_MAX + 1 {
-            tracing::warn!(transfer = %self.transfer, "further failures are only counted");
-        }
-        if self.totals.failures.len() < Report::FAILURES_LISTED_MAX {
-            self.totals.failures.push(Failure {
-                path,
-                location,
-                fault: fault.clone(),
-            });
-        }
     }
 
     /// A warning for those who watch.
@@ -432,32 +442,38 @@ impl Watch {
     }
 
     async fn publish_progress(&mut self, at_once: bool) {
-        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.totals.progress;
+        let progress = self.totals.shown_progress();
+        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = progress;
         if at_once || self.told.elapsed() >= PROGRESS_INTERVAL {
             self.told = Instant::now();
-            self.tell(Event::Progress(self.totals.progress)).await;
+            self.tell(Event::Progress(progress)).await;
         }
     }
 
     /// The run ended by itself.
     pub(crate) async fn finished(&mut self, ledger: Ledger) -> Ended {
+        self.report_remarks().await;
         self.publish_progress(true).await;
-        Ended {
-            ledger,
-            totals: std::mem::take(&mut self.totals),
-            fault: None,
-            told: true,
-        }
+        self.ended(ledger, None, true)
     }
 
-    /// The run was ended.
-    pub(crate) async fn failed(&mut self, fault: Fault, ledger: Ledger) -> Ended {
+    /// The run was ended. `lost`: by the end of its session, so that it may go on in another.
+    pub(crate) async fn failed(&mut self, fault: Fault, ledger: Ledger, lost: bool) -> Ended {
+        if !(lost && self.earlier.is_some()) {
+            for (entry, fault) in std::mem::take(&mut self.interrupted) {
+                self.account(entry, Outcome::Failed(fault)).await;
+            }
+            self.report_remarks().await;
+        }
         self.publish_progress(true).await;
-        Ended {
-            ledger,
-            totals: std::mem::take(&mut self.totals),
-            fault: Some(fault),
-            told: true,
+        self.ended(ledger, Some(fault), true)
+    }
+
+    /// What was left out, once per kind.
+    async fn report_remarks(&mut self) {
+        for (text, path) in self.remarks.take() {
+            let fault = Fault::new(FaultCode::Special, text);
+            self.warn(path, fault).await;
         }
     }
 
@@ -465,22 +481,33 @@ impl Watch {
     pub(crate) fn broken(&mut self, panic: &str) -> Ended {
         tracing::error!(transfer = %self.transfer, panic, "a job panicked");
         let fault = Fault::new(FaultCode::Internal, format!("a job panicked: {panic}"));
-        Ended {
-            ledger: Ledger::default(),
-            totals: std::mem::take(&mut self.totals),
-            fault: Some(fault),
-            told: false,
-        }
+        self.ended(Ledger::default(), Some(fault), false)
     }
 
     /// A cancelled run whose jobs don't come back.
     pub(crate) fn given_up(&mut self) -> Ended {
         let text = "the run was ended while storage did not answer";
+        let fault = Fault::new(FaultCode::TimedOut, text);
+        self.ended(Ledger::default(), Some(fault), false)
+    }
+
+    fn ended(&mut self, ledger: Ledger, fault: Option<Fault>, told: bool) -> Ended {
+        let mut earlier = self.earlier.take();
+        if let Some(earlier) = &mut earlier {
+            earlier.leave(self.told_up_to.take(), self.names.open());
+        }
+        let mut totals = std::mem::take(&mut self.totals);
+        totals.leave();
         Ended {
-            ledger: Ledger::default(),
-            totals: std::mem::take(&mut self.totals),
-            fault: Some(Fault::new(FaultCode::TimedOut, text)),
-            told: false,
+            ledger,
+            fault,
+            told,
+            agreed: self.agreed,
+            past: Past {
+                totals,
+                remarks: std::mem::take(&mut self.remarks),
+                earlier,
+            },
         }
     }
 }
@@ -516,7 +543,10 @@ mod tests {
             events: None,
             cancel,
             stall_timeout: STALL,
+            moved: Arc::default(),
             renewals_count,
+            goes_on: None,
+            exists_is_error: false,
         });
         let pause = Duration::from_secs(8);
         loop {

@@ -7,11 +7,13 @@
 //! - `reactor`: what a lane waits on; `ring` (unsafe: submission entries name memory) and
 //!   `readiness` (safe) are its two implementations.
 //! - `heap` (unsafe: a call of the C library): freed memory goes back to the system.
+//! - `quiet` (unsafe: a call of the C library): a signal that is ignored.
 //! - `startup` (unsafe: it runs before `main`): whether the process has a standard output.
 //! - [`verbs`]: RDMA devices, memory regions and queue pairs; its own page tells its files.
 
 pub(crate) mod heap;
 pub(crate) mod interfaces;
+pub mod quiet;
 pub(crate) mod reactor;
 pub(crate) mod readiness;
 pub(crate) mod ring;

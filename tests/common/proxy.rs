@@ -1,8 +1,8 @@
 //! A network that misbehaves on demand: a TCP proxy between `rdcp` and `rdcpd`.
 //!
 //! It knows of the protocol only that the first byte of a connection tells TLS (the control
-//! connection) from data connections. It can hold traffic back from a number of bytes on, cut
-//! connections, and damage payload: wherever the test's marker comes by on a data connection,
+//! connection) from data connections. It can hold traffic back from a number of bytes on, slow it down,
+//! cut connections or let them die without a word, and damage payload: wherever the test's marker comes by on a data connection,
 //! a bit is flipped, so that nothing but payload is hit.
 
 use std::io::{Read, Write};
@@ -10,6 +10,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use super::wait_for;
 
@@ -44,6 +45,11 @@ struct Shared {
     data_bytes: AtomicU64,
     data_connections: AtomicU64,
     streams: Mutex<Vec<(Kind, TcpStream)>>,
+    /// Connections before this one carry nothing any more.
+    swallowed: AtomicU64,
+    connections: AtomicU64,
+    /// What passes on a data connection each second, if that is limited.
+    data_rate: AtomicU64,
     ended: AtomicBool,
 }
 
@@ -79,6 +85,9 @@ impl Proxy {
             data_bytes: AtomicU64::new(0),
             data_connections: AtomicU64::new(0),
             streams: Mutex::new(Vec::new()),
+            swallowed: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            data_rate: AtomicU64::new(0),
             ended: AtomicBool::new(false),
         });
         let accepting = Arc::clone(&shared);
@@ -115,6 +124,11 @@ impl Proxy {
     pub(crate) fn hold_after(self, data_bytes_max: u64, scope: Scope) -> Self {
         self.set_gate(Some(data_bytes_max), scope);
         self
+    }
+
+    /// The same of a proxy that is in use.
+    pub(crate) fn hold_on(&self, data_bytes_max: u64, scope: Scope) {
+        self.set_gate(Some(data_bytes_max), scope);
     }
 
     /// Waits until something is held back.
@@ -155,6 +169,20 @@ impl Proxy {
             });
     }
 
+    /// From now on nothing passes on the connections that are open, and nobody is told; those that come
+    /// later are as good as any.
+    pub(crate) fn swallow(&self) {
+        let so_far = self.shared.connections.load(Ordering::SeqCst);
+        self.shared.swallowed.store(so_far, Ordering::SeqCst);
+    }
+
+    /// Lets so many bytes pass in a second on each data connection.
+    pub(crate) fn slow_down(&self, bytes_per_second: u64) {
+        self.shared
+            .data_rate
+            .store(bytes_per_second, Ordering::SeqCst);
+    }
+
     pub(crate) fn flipped(&self) -> u64 {
         self.shared.flipped.load(Ordering::SeqCst)
     }
@@ -187,6 +215,7 @@ fn carry(shared: &Arc<Shared>, mut client: TcpStream) -> std::io::Result<()> {
         shared.data_connections.fetch_add(1, Ordering::SeqCst);
         Kind::Data
     };
+    let number = shared.connections.fetch_add(1, Ordering::SeqCst);
     let mut server = TcpStream::connect(shared.target)?;
     for stream in [&client, &server] {
         stream.set_nodelay(true)?;
@@ -199,19 +228,33 @@ fn carry(shared: &Arc<Shared>, mut client: TcpStream) -> std::io::Result<()> {
     server.write_all(&first)?;
     let (back_from, back_to) = (server.try_clone()?, client.try_clone()?);
     let back = Arc::clone(shared);
-    thread::spawn(move || pump(&back, kind, back_from, back_to));
-    pump(shared, kind, client, server);
+    thread::spawn(move || pump(&back, kind, number, back_from, back_to));
+    pump(shared, kind, number, client, server);
     Ok(())
 }
 
 /// Carries one direction to its end, and hands the end on.
-fn pump(shared: &Shared, kind: Kind, mut from: TcpStream, mut to: TcpStream) {
+fn pump(shared: &Shared, kind: Kind, number: u64, mut from: TcpStream, mut to: TcpStream) {
     let mut piece = [0; PIECE_BYTES];
     loop {
         shared.wait_at_gate(kind);
-        let Ok(len @ 1..) = from.read(&mut piece) else {
+        let rate = match kind {
+            Kind::Data => shared.data_rate.load(Ordering::SeqCst),
+            Kind::Control => 0,
+        };
+        let most = match usize::try_from(rate) {
+            Ok(rate @ 1..) => (rate / 10).clamp(1, PIECE_BYTES),
+            _ => PIECE_BYTES,
+        };
+        let Ok(len @ 1..) = from.read(&mut piece[..most]) else {
             break;
         };
+        if rate > 0 {
+            thread::sleep(Duration::from_secs_f64(len as f64 / rate as f64));
+        }
+        if number < shared.swallowed.load(Ordering::SeqCst) {
+            continue;
+        }
         let piece = &mut piece[..len];
         if kind == Kind::Data {
             shared.data_bytes.fetch_add(len as u64, Ordering::SeqCst);

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -89,6 +90,16 @@ impl World {
             "--listen".into(),
             "127.0.0.1:0".into(),
         ])
+    }
+
+    /// The same at this address, where one was before.
+    #[track_caller]
+    pub(crate) fn serve_at(&self, address: SocketAddr) -> Daemon {
+        let mut export = OsString::from("data=");
+        export.push(self.path("export"));
+        export.push(":rw");
+        let listen = address.to_string();
+        self.serve_as(&["--export".into(), export, "--listen".into(), listen.into()])
     }
 
     /// A daemon that serves `export` as `data`, writable, and runs as this user, to whom the export

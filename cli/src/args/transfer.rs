@@ -188,6 +188,10 @@ pub(crate) struct TransferArgs {
     pub(crate) fail_early: bool,
     /// End if nothing has moved for this long, like 30s or 5m [default: 120s, and 10s for each step of
     /// connecting]
+    ///
+    /// Something has moved when a chunk or 64 KiB came over, or a file was done with; a server that only
+    /// says that it is there moves nothing. A connection that is lost in a copy is made anew for as long,
+    /// and the copy goes on.
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = FAILURES)]
     pub(crate) timeout: Option<Duration>,
 }

@@ -21,6 +21,7 @@ pub(super) struct Human {
     verbose: bool,
     bar: Option<Bar>,
     warnings: u64,
+    lost: u64,
 }
 
 impl Human {
@@ -37,6 +38,21 @@ impl Human {
                 note: Some(note), ..
             } if !self.quiet => {
                 self.line(io, &format!("rdcp: note: {}", crate::escape::text(note)));
+            }
+            Event::Lost { reason } if !self.quiet => {
+                self.lost += 1;
+                if self.lost <= LISTED_MAX as u64 {
+                    let reason = escape::text(reason);
+                    self.line(io, &format!("rdcp: {reason}; connecting again"));
+                }
+            }
+            Event::Reconnected { after, .. }
+                if !self.quiet
+                    && self.lost <= LISTED_MAX as u64
+                    && (io.stderr.is_terminal() || self.verbose) =>
+            {
+                let after = duration(*after);
+                self.line(io, &format!("rdcp: connected again after {after}"));
             }
             Event::Warning {
                 path,
@@ -276,6 +292,7 @@ mod tests {
             bytes: 3 << 30,
             bytes_moved: 3 << 30,
             bytes_resumed: 0,
+            reconnects: 0,
             elapsed: Duration::from_secs(2),
             data_elapsed: None,
             failures: Vec::new(),

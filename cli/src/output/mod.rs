@@ -82,6 +82,8 @@ pub(crate) struct Summary {
     pub(crate) bytes_moved: u64,
     /// Bytes that an interrupted run had brought.
     pub(crate) bytes_resumed: u64,
+    /// How often the connection was lost and made anew.
+    pub(crate) reconnects: u64,
     /// How long it took.
     pub(crate) elapsed: Duration,
     /// How long bytes were read and stored, if this end did that.
@@ -111,6 +113,7 @@ impl From<&Report> for Summary {
             bytes: report.bytes_published,
             bytes_moved: report.bytes_moved,
             bytes_resumed: report.bytes_resumed,
+            reconnects: report.reconnects,
             elapsed: report.elapsed,
             data_elapsed: report.data_elapsed,
             failures: report.failures.clone(),

@@ -15,6 +15,8 @@ use crate::signals::Signals;
 
 /// What to do about a copy that was cut short.
 const GOES_ON: &str = "the same command again goes on from here";
+/// Longest wait for the server to take note that an interrupted copy's session ends.
+const FAREWELL_INTERRUPTED_MAX: Duration = Duration::from_millis(200);
 /// How often the bar moves while nothing happens.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -57,7 +59,12 @@ pub(super) async fn transfer(
     };
     let transfer = start(&client, job);
     let end = watch(transfer, output, signals).await;
-    farewell(client).await;
+    if end.kind == Some(ErrorKind::Cancelled) {
+        // Who interrupts a copy does not wait for a server that does not answer.
+        let _ = tokio::time::timeout(FAREWELL_INTERRUPTED_MAX, client.close()).await;
+    } else {
+        farewell(client).await;
+    }
     end
 }
 

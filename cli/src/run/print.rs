@@ -1,7 +1,8 @@
 //! One file to standard output: read front to back, every chunk proved before it is handed on.
 //!
 //! Standard output is the destination here, not a place for words: one that was closed, or whose
-//! reader leaves early, is a copy that failed.
+//! reader leaves early, is a copy that failed. A session that is lost is made anew, and reading goes on at
+//! the byte that it had come to, if the file is still what it was.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -27,6 +28,9 @@ const TICK: Duration = Duration::from_millis(200);
 const PRINT_BYTES: usize = 1 << 20;
 /// Pieces that wait for whoever reads standard output.
 const PRINT_AHEAD: usize = 4;
+/// First and longest pause before a lost session is made anew.
+const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// One file to standard output.
 pub(super) async fn print(
@@ -58,6 +62,8 @@ pub(super) async fn print(
         transport: None,
         carried: Carried::default(),
         written: 0,
+        reconnects: 0,
+        moved: Instant::now(),
     };
     tokio::select! {
         result = run.fetch(options, output) => match result {
@@ -87,6 +93,10 @@ struct Run<'a> {
     carried: Carried,
     /// Bytes that standard output took.
     written: u64,
+    /// How often the session was lost and made anew.
+    reconnects: u64,
+    /// When something came last, as far as was looked.
+    moved: Instant,
 }
 
 impl Run<'_> {
@@ -99,7 +109,7 @@ impl Run<'_> {
 
     async fn copy(&mut self, client: &Client, output: &mut Output) -> Result<(), Error> {
         let path = remote_path(self.source);
-        let file = match client.open_as(&path, self.id).await {
+        let mut file = match client.open_as(&path, self.id).await {
             Ok(file) => file,
             Err(error) => return Err(self.explained(client, error).await),
         };
@@ -126,9 +136,28 @@ impl Run<'_> {
             stdout.flush();
             (stdout, written)
         });
-        let result = read_all(&file, self.timeout, &pieces, output).await;
+        let mut progress = Progress::default();
+        progress.files_seen = 1;
+        progress.bytes_seen = file.len();
+        progress.totals_known = true;
+        let mut seen = 0;
+        let result = loop {
+            let read = read_on(&file, &mut progress, self.timeout, &pieces, output).await;
+            self.count(file.carried());
+            if progress.bytes_done > seen {
+                (seen, self.moved) = (progress.bytes_done, Instant::now());
+            }
+            match read {
+                Err(error) if file.is_cut_off() && is_lost(&error) && !pieces.is_closed() => {
+                    match self.again(client, &file, &error, output).await {
+                        Ok(again) => file = again,
+                        Err(error) => break Err(error),
+                    }
+                }
+                read => break read,
+            }
+        };
         drop(pieces);
-        self.carried = file.carried();
         let (stdout, written) = writer
             .await
             .map_err(|error| Error::new(ErrorKind::Internal, "writing broke").with_source(error))?;
@@ -149,7 +178,9 @@ impl Run<'_> {
         };
         result.map_err(of_it)?;
         let len = file.len();
-        file.finish().await.map_err(of_it)?;
+        self.finish(client, &mut file, output)
+            .await
+            .map_err(of_it)?;
         output.event(&Event::Ended {
             path: self.source.own_name().to_vec(),
             entry: EntryType::File,
@@ -161,6 +192,71 @@ impl Run<'_> {
             location: None,
         });
         Ok(())
+    }
+
+    /// Makes sure that all that was read is of one version.
+    async fn finish(
+        &mut self,
+        client: &Client,
+        file: &mut RemoteFile,
+        output: &mut Output,
+    ) -> Result<(), Error> {
+        loop {
+            match file.finish().await {
+                Err(error) if file.is_cut_off() && is_lost(&error) => {
+                    *file = self.again(client, file, &error, output).await?;
+                    // What is asked about has to have been read in the same session.
+                    let last = file.len().saturating_sub(1);
+                    file.read_at(&mut [0], last).await?;
+                }
+                finished => return finished,
+            }
+        }
+    }
+
+    /// Opens the file again, in a new session, until nothing has come for too long.
+    async fn again(
+        &mut self,
+        client: &Client,
+        file: &RemoteFile,
+        lost: &Error,
+        output: &mut Output,
+    ) -> Result<RemoteFile, Error> {
+        let since = Instant::now();
+        let left = || self.timeout.saturating_sub(self.moved.elapsed());
+        output.event(&Event::Lost {
+            reason: lost.message().to_owned(),
+        });
+        let mut pause = PAUSE;
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+            let opened = async {
+                let file = client.reopen(file, self.id).await?;
+                Ok((file, client.transport().await?))
+            };
+            let error = match tokio::time::timeout(left(), opened).await {
+                Ok(Ok((file, chosen))) => {
+                    self.reconnects += 1;
+                    output.event(&Event::Reconnected {
+                        transport: chosen.transport,
+                        after: since.elapsed(),
+                    });
+                    self.transport = Some(chosen);
+                    return Ok(file);
+                }
+                Ok(Err(error)) => error,
+                Err(_) => nothing_came(self.timeout),
+            };
+            if !is_lost(&error) || left().is_zero() {
+                return Err(error);
+            }
+        }
+    }
+
+    fn count(&mut self, carried: Carried) {
+        self.carried.tcp += carried.tcp;
+        self.carried.rdma += carried.rdma;
     }
 
     /// Why a file could not be opened: of a directory, what to write instead.
@@ -198,6 +294,7 @@ impl Run<'_> {
             bytes: self.written,
             bytes_moved: self.written,
             bytes_resumed: 0,
+            reconnects: self.reconnects,
             elapsed: self.begun.elapsed(),
             data_elapsed: None,
             // The one failure is what ends the run, and is told as that.
@@ -223,17 +320,19 @@ fn not_written_after(bytes: u64, error: &io::Error) -> Error {
     Error::new(ErrorKind::Storage, message)
 }
 
-/// Reads front to back until the end, or until nobody takes any more.
-async fn read_all(
+/// Whether another session may do better.
+fn is_lost(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Busy)
+}
+
+/// Reads on from where the progress is to the end, or until nobody takes any more.
+async fn read_on(
     file: &RemoteFile,
+    progress: &mut Progress,
     timeout: Duration,
     pieces: &mpsc::Sender<Vec<u8>>,
     output: &mut Output,
 ) -> Result<(), Error> {
-    let mut progress = Progress::default();
-    progress.files_seen = 1;
-    progress.bytes_seen = file.len();
-    progress.totals_known = true;
     let mut told = Instant::now();
     while progress.bytes_done < file.len() {
         let left = file.len() - progress.bytes_done;
@@ -256,7 +355,7 @@ async fn read_all(
         }
         if told.elapsed() >= TICK {
             told = Instant::now();
-            output.progress(progress);
+            output.progress(*progress);
         }
     }
     Ok(())

@@ -1,5 +1,7 @@
 //! What a server may say of an open file: every number of a grant is checked before it is used.
 
+use std::sync::{Arc, OnceLock};
+
 use super::{CHUNK, out_of_turn};
 use crate::error::{Error, ErrorKind};
 use crate::ids::EntryId;
@@ -18,8 +20,8 @@ const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 pub(super) struct Expected {
     entry: EntryId,
     len: u64,
-    /// As the first grant told it.
-    version: Option<Version>,
+    /// As the first grant told it, of this opening or of one that it goes on from.
+    version: Arc<OnceLock<Version>>,
     wanted: ChunkRange,
     /// The first chunk of `wanted` that no grant has told.
     next: u64,
@@ -36,6 +38,21 @@ impl Expected {
             len,
             ..Self::default()
         })
+    }
+
+    /// Its version, once it is known.
+    pub(super) fn version(&self) -> Arc<OnceLock<Version>> {
+        Arc::clone(&self.version)
+    }
+
+    /// It has to be the file of this length and version that was open before.
+    pub(super) fn go_on(&mut self, len: u64, version: Arc<OnceLock<Version>>) -> Result<(), Error> {
+        self.version = version;
+        if self.len == len {
+            return Ok(());
+        }
+        let message = "the file is not what it was when it was opened";
+        Err(Error::new(ErrorKind::SourceChanged, message))
     }
 
     /// Its handle.
@@ -71,7 +88,7 @@ impl Expected {
         if self.is_granted() || !is_readable(grant) {
             return Err(out_of_turn());
         }
-        let known = *self.version.get_or_insert(part.version);
+        let known = *self.version.get_or_init(|| part.version);
         if part.version != known || part.file_len != self.len {
             let message = "the file is not what it was when it was opened";
             return Err(Error::new(ErrorKind::SourceChanged, message));

@@ -113,6 +113,31 @@ impl Lanes {
         }
     }
 
+    /// In words.
+    pub(super) fn describe(&self) -> String {
+        let lanes = self
+            .lanes
+            .iter()
+            .filter(|lane| lane.up || lane.in_flight > 0);
+        let lanes: Vec<_> = lanes
+            .map(|lane| {
+                let rail = match lane.rail {
+                    TCP => "tcp".to_owned(),
+                    rail => format!("rail {rail}"),
+                };
+                let down = if lane.up { "" } else { " (lost)" };
+                format!("lane {} by {rail}{down}: {}", lane.id.0, lane.in_flight)
+            })
+            .collect();
+        format!(
+            "in flight: {} fetches, {} bytes of {} at most ({})",
+            self.fetches,
+            self.bytes,
+            self.bytes_max,
+            lanes.join(", ")
+        )
+    }
+
     pub(super) fn up(&mut self, id: LaneId, rail: u16) {
         match self.lanes.iter_mut().find(|lane| lane.id == id) {
             Some(lane) => (lane.up, lane.rail) = (true, rail),

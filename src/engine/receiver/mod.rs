@@ -16,6 +16,7 @@ mod lanes;
 mod mirror;
 mod outbox;
 mod pack;
+mod state;
 
 pub use io::{
     Fetch, FetchFailure, Input, Output, PackFile, PackResult, Placed, Proof, ReceiverOptions,

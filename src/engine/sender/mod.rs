@@ -12,6 +12,7 @@ mod io;
 mod packing;
 mod proofs;
 mod regions;
+mod state;
 mod windows;
 
 pub use io::{ExposedWindow, FilledPack, Input, OpenedFile, Output, SenderOptions};

@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 
-use crate::engine::{internal, protocol};
+use crate::engine::{Event, internal, protocol};
 use crate::ids::{EntryId, RegionId};
 use crate::limits::{PACK_BYTES_MAX, PACK_FILES_MAX};
 use crate::wire::message::Grant;
@@ -162,6 +162,11 @@ impl Sender {
         }
         if let Some(held) = self.regions.get_mut(&region) {
             held.stage = RegionStage::Granted;
+        }
+        for part in &parts {
+            let (entry, len) = (part.entry, part.len);
+            self.outputs
+                .push_back(Output::Event(Event::Started { entry, len }));
         }
         let lease_ms = self.options.lease_ms;
         let grant = Grant {

@@ -297,6 +297,26 @@ impl Exposing {
         given_up
     }
 
+    /// In words.
+    pub(super) fn describe(&self) -> String {
+        let Counts {
+            odp,
+            mmap,
+            pool,
+            tcp,
+        } = self.counts;
+        format!(
+            "regions that can be read: {}; waiting for memory: {} packs, {} windows; to be hashed: {}; \
+             windows so far: odp {odp}, mmap {mmap}, pool {pool}, tcp {tcp}; the receiver was heard \
+             {:.1} s ago",
+            self.held.len(),
+            self.packs.len(),
+            self.windows.len(),
+            self.to_hash.len(),
+            self.heard.elapsed().as_secs_f64()
+        )
+    }
+
     /// Whether something waits for memory that others have.
     pub(super) fn is_waiting(&self) -> bool {
         !self.packs.is_empty() || !self.windows.is_empty()

@@ -27,10 +27,11 @@ impl Driver {
         }
         let sink = Arc::clone(&self.sink);
         let sync = self.sink.syncs();
+        let goes_on = self.seat.peer.over().is_some();
         self.job(move || {
             let mut kept = Vec::with_capacity(interrupted.len());
             for (entry, part, records) in interrupted {
-                records.finish(&part, sync);
+                records.finish(&part, sync, goes_on);
                 kept.push(entry);
             }
             sink.keep(&kept);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Serving;
+use super::superseding::Owner;
 use crate::ids::{SessionId, TransferId};
 use crate::session::admission::{self, Origin};
 use crate::session::clients::{Client, Refused};
@@ -34,6 +35,14 @@ pub(in crate::session) struct Entered {
 }
 
 impl Entered {
+    /// Whose its transfers are.
+    pub(super) fn owner(&self) -> Owner {
+        Owner {
+            key: self.client.key,
+            origin: self.origin,
+        }
+    }
+
     /// How long it has been idle, if that is long enough to give up its place.
     fn idle(&self) -> Option<Duration> {
         let idle = self.peer.as_ref()?.idle()?;

@@ -6,8 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
-
 use super::{Serving, Subject};
 use crate::engine::receiver::ReceiverOptions;
 use crate::engine::sender::SenderOptions;
@@ -50,32 +48,52 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
     let about = format!("{export}/{path}");
     let activity = seat.peer.activity();
     let _begun = activity.begin(transfer, kind, about, Arc::clone(&shared));
-    // The owner is the client; it cancels by message.
-    let (_cancel, cancel) = watch::channel(None);
-    let watch = |roots| {
+    // The client cancels by message, and by going on in another session.
+    let owner = serving.owner_of(session);
+    let entered = match owner {
+        Some(owner) => serving.runs.enter(transfer, owner).await,
+        None => Err(Fault::new(FaultCode::Lost, "the session ended")),
+    };
+    let watch = |roots, cancel| {
         Watch::new(WatchOptions {
             transfer,
             roots,
             locations: None,
             shared: Arc::clone(&shared),
             events: None,
-            cancel: cancel.clone(),
+            cancel,
             stall_timeout: STALL_TIMEOUT,
+            moved: Arc::default(),
             // A client that reads what it holds moves nothing that shows here.
             renewals_count: true,
+            // Its client begins anew; there is nothing here to go on with but what is on the disk.
+            goes_on: None,
+            exists_is_error: false,
         })
     };
     let peer = Arc::clone(&seat.peer);
-    let ended = match open.direction.clone() {
-        Direction::Pull(sources) => send(&serving, seat, &client, &open, sources, watch).await,
-        Direction::Push { .. } => receive(&serving, seat, &client, &open, watch).await,
+    let ended = match entered {
+        Ok(place) => {
+            let cancel = place.cancel.clone();
+            let watch = |roots| watch(roots, cancel);
+            let ended = match open.direction.clone() {
+                Direction::Pull(sources) => {
+                    send(&serving, seat, &client, &open, sources, watch).await
+                }
+                Direction::Push { .. } => receive(&serving, seat, &client, &open, watch).await,
+            };
+            drop(place);
+            ended
+        }
+        Err(fault) => Err(fault),
     };
     match ended {
         Ok(Ended {
             ledger,
-            totals,
+            past,
             fault,
             told,
+            ..
         }) => {
             let result = match &fault {
                 Some(_) => "ended early",
@@ -90,7 +108,7 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
                 path,
                 result,
                 reason = fault.as_ref().map(|fault| fault.text.escape_debug().to_string()),
-                files = totals.files,
+                files = past.totals.files,
                 published = ledger.published,
                 updated = ledger.updated,
                 unchanged = ledger.unchanged,

@@ -173,6 +173,17 @@ pub(super) enum EntryMore {
 }
 
 #[derive(Serialize)]
+pub(super) struct ReconnectBody<'a> {
+    pub(super) state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) message: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) transport: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) seconds: Option<f64>,
+}
+
+#[derive(Serialize)]
 pub(super) struct DigestBody {
     #[serde(flatten)]
     pub(super) path: PathFields,
@@ -253,6 +264,7 @@ pub(super) struct Totals {
     pub(super) bytes: u64,
     pub(super) bytes_moved: u64,
     pub(super) bytes_resumed: u64,
+    pub(super) reconnects: u64,
     pub(super) seconds: f64,
     pub(super) data_ms: Option<f64>,
 }

@@ -23,8 +23,8 @@ use super::status::{SessionBody, StatusBody};
 use lines::{
     AboutBody, ByTransport, CheckBody, DiagnosisFields, DifferenceBody, DigestBody, EntryBody,
     EntryMore, ErrorBody, FaultFields, FiguresBody, Line, MeasuredBody, OfferBody, PathFields,
-    PingBody, PlaceFields, ProgressBody, StartBody, SummaryBody, Totals, deleted_body, file_body,
-    message,
+    PingBody, PlaceFields, ProgressBody, ReconnectBody, StartBody, SummaryBody, Totals,
+    deleted_body, file_body, message,
 };
 
 use super::listing::{kind_name, timestamp};
@@ -109,6 +109,24 @@ impl Json {
                 entry,
                 is_planned,
             } => self.put(io, entry_type_name(*entry), deleted_body(path, *is_planned)),
+            Event::Lost { reason } => {
+                let body = ReconnectBody {
+                    state: "lost",
+                    message: Some(escape::text(reason)),
+                    transport: None,
+                    seconds: None,
+                };
+                self.put(io, "reconnect", body);
+            }
+            Event::Reconnected { transport, after } => {
+                let body = ReconnectBody {
+                    state: "connected",
+                    message: None,
+                    transport: Some(transport),
+                    seconds: Some(after.as_secs_f64()),
+                };
+                self.put(io, "reconnect", body);
+            }
             Event::Warning {
                 path,
                 fault,
@@ -182,6 +200,7 @@ impl Json {
             bytes: summary.bytes,
             bytes_moved: summary.bytes_moved,
             bytes_resumed: summary.bytes_resumed,
+            reconnects: summary.reconnects,
             seconds: summary.elapsed.as_secs_f64(),
             data_ms: summary.data_elapsed.map(|data| data.as_secs_f64() * 1e3),
         });
