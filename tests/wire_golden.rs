@@ -9,7 +9,7 @@ use rdcp::wire::message::{
     LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome, Overwrite,
     PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial,
     RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark,
-    RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
+    RemarkKind, RemotePath, Reuse, RootName, Running, SessionStatus, StatusPage, StatusQuery,
     TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
 };
 use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
@@ -134,6 +134,7 @@ golden! {
             overwrite: Overwrite::Older,
             sync: true,
             resume: true,
+            reuse: Reuse { delta: true, checksum: false, in_place: true },
         },
         hash: HashKind::Sha256,
         chunk: ChunkSize::MIN,
@@ -151,6 +152,7 @@ golden! {
             ChunkRange { start: 0, end: 1 },
             ChunkRange { start: 4, end: 9 },
         ])),
+        (EntryId(4), Wanted::Compared(7)),
     ]);
     grant: Message::Grant(grant_of_two());
     digests: Message::Digests(vec![ChunkDigest { entry: EntryId(1), chunk: 2, value: DIGEST }]);
@@ -169,7 +171,7 @@ golden! {
         (EntryId(4), Outcome::Failed(Fault::new(FaultCode::NoSpace, "full"))),
         (EntryId(5), Outcome::Updated),
     ]);
-    finish: Message::Finish(Carried { tcp: 5, rdma: 1 << 40, resumed: 3 << 20 });
+    finish: Message::Finish(Carried { tcp: 5, rdma: 1 << 40, resumed: 3 << 20, reused: 1 << 20 });
     finished: Message::Finished;
     remarks: Message::Remarks(vec![
         Remark { kind: RemarkKind::Owner, count: 1000, entries: vec![EntryId(1), EntryId(2)] },

@@ -12,7 +12,7 @@ use rdcp::wire::message::{
     LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation, Outcome, Overwrite,
     PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial,
     RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken, RegionKey, Remark,
-    RemarkKind, RemotePath, RootName, Running, SessionStatus, StatusPage, StatusQuery,
+    RemarkKind, RemotePath, Reuse, RootName, Running, SessionStatus, StatusPage, StatusQuery,
     TransferStatus, TransportOffer, Wanted, WayStatus, Welcome,
 };
 use rdcp::wire::{
@@ -423,10 +423,11 @@ fn of_transfer() -> impl Strategy<Value = Message> {
         vec((entry_id(), any::<bool>()), 0..20).prop_map(Message::Closed),
         (entry_id(), fault()).prop_map(|(entry, fault)| Message::EntryFailed { entry, fault }),
         vec((entry_id(), outcome()), 0..20).prop_map(Message::Settled),
-        any::<[u64; 3]>().prop_map(|[tcp, rdma, resumed]| Message::Finish(Carried {
+        any::<[u64; 4]>().prop_map(|[tcp, rdma, resumed, reused]| Message::Finish(Carried {
             tcp,
             rdma,
-            resumed
+            resumed,
+            reused
         })),
         Just(Message::Finished),
         vec(remark(), 0..16).prop_map(Message::Remarks),
@@ -528,26 +529,38 @@ fn direction() -> impl Strategy<Value = Direction> {
         remote_path(),
         vec(root, 0..5),
         overwrite,
-        any::<[bool; 4]>(),
+        any::<[bool; 7]>(),
     );
     prop_oneof![
         vec(remote_path(), 0..5).prop_map(Direction::Pull),
-        push.prop_map(
-            |(destination, roots, overwrite, [into_directory, make_parents, sync, resume])| {
-                let placement = Placement {
-                    into_directory,
-                    make_parents,
-                    roots,
-                };
-                Direction::Push {
-                    destination,
-                    placement,
-                    overwrite,
-                    sync,
-                    resume,
-                }
+        push.prop_map(|(destination, roots, overwrite, bits)| {
+            let [
+                into_directory,
+                make_parents,
+                sync,
+                resume,
+                delta,
+                checksum,
+                in_place,
+            ] = bits;
+            let placement = Placement {
+                into_directory,
+                make_parents,
+                roots,
+            };
+            Direction::Push {
+                destination,
+                placement,
+                overwrite,
+                sync,
+                resume,
+                reuse: Reuse {
+                    delta,
+                    checksum,
+                    in_place,
+                },
             }
-        ),
+        }),
     ]
 }
 
@@ -631,7 +644,8 @@ fn wanted() -> impl Strategy<Value = Wanted> {
             .map(|(start, end)| ChunkRange { start, end });
         Wanted::Chunks(chunks.collect())
     });
-    prop_oneof![Just(Wanted::Nothing), Just(Wanted::All), chunks]
+    let compared = any::<u64>().prop_map(Wanted::Compared);
+    prop_oneof![Just(Wanted::Nothing), Just(Wanted::All), chunks, compared]
 }
 
 fn grant() -> impl Strategy<Value = Grant> {

@@ -15,7 +15,7 @@ use crate::wire::kind::Kind;
 use crate::wire::message::{
     Carried, ChunkDigest, Direction, Grant, GrantPart, HashKind, Hello, Listed, ListedKind,
     ManifestPage, Message, Open, Operation, Outcome, Overwrite, Placement, Preserve, RegionKey,
-    Remark, RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
+    Remark, RemarkKind, RemotePath, Reuse, RootName, TransportOffer, Wanted, Welcome,
 };
 use crate::wire::{Fault, FaultCode, WireError, rail, status, tag};
 
@@ -84,6 +84,7 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
             tcp: r.u64()?,
             rdma: r.u64()?,
             resumed: r.u64()?,
+            reused: r.u64()?,
         }),
         Kind::Finished => Message::Finished,
         Kind::Remarks => Message::Remarks(r.short_list(REMARKS_MAX, 10, "remarks", read_remark)?),
@@ -184,6 +185,11 @@ fn read_push(r: &mut Reader<'_>) -> Result<Direction> {
         overwrite,
         sync: bits & tag::PUSH_SYNC != 0,
         resume: bits & tag::PUSH_RESUME != 0,
+        reuse: Reuse {
+            delta: bits & tag::PUSH_DELTA != 0,
+            checksum: bits & tag::PUSH_CHECKSUM != 0,
+            in_place: bits & tag::PUSH_IN_PLACE != 0,
+        },
     })
 }
 
@@ -354,6 +360,7 @@ fn read_want(r: &mut Reader<'_>) -> Result<Vec<(EntryId, Wanted)>> {
                 let chunks = |(start, end)| ChunkRange { start, end };
                 Wanted::Chunks(ranges.into_iter().map(chunks).collect())
             }
+            tag::WANT_COMPARED => Wanted::Compared(r.u64()?),
             _ => return Err(r.invalid("wanted")),
         };
         Ok((entry, wanted))

@@ -52,6 +52,7 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
             w.u64(carried.tcp);
             w.u64(carried.rdma);
             w.u64(carried.resumed);
+            w.u64(carried.reused);
         }
         Message::Opened | Message::Finished | Message::Done => {}
         Message::Credit {
@@ -161,9 +162,14 @@ fn write_open(w: &mut Writer<'_>, open: &Open) {
             overwrite,
             sync,
             resume,
+            reuse,
         } => {
             write_remote_path(w, destination);
-            let bits = flag(*sync, tag::PUSH_SYNC) | flag(*resume, tag::PUSH_RESUME);
+            let bits = flag(*sync, tag::PUSH_SYNC)
+                | flag(*resume, tag::PUSH_RESUME)
+                | flag(reuse.delta, tag::PUSH_DELTA)
+                | flag(reuse.checksum, tag::PUSH_CHECKSUM)
+                | flag(reuse.in_place, tag::PUSH_IN_PLACE);
             write_placement(w, placement, *overwrite, bits);
         }
     }
@@ -332,6 +338,10 @@ fn write_want(w: &mut Writer<'_>, wants: &[(crate::ids::EntryId, Wanted)]) {
                     w.u64(range.start);
                     w.u64(range.end);
                 });
+            }
+            Wanted::Compared(before) => {
+                w.u8(tag::WANT_COMPARED);
+                w.u64(*before);
             }
         }
     });

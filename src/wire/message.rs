@@ -180,6 +180,9 @@ pub struct Carried {
     pub rdma: u64,
     /// Not at all: an interrupted run had left them, and they were proved where they lie.
     pub resumed: u64,
+    /// Not at all: an older copy at the destination had the same, and they were proved like what
+    /// travels.
+    pub reused: u64,
 }
 
 /// The client's greeting.
@@ -253,6 +256,8 @@ pub enum Direction {
         sync: bool,
         /// Whether it goes on with what an interrupted run left, and leaves something to go on with.
         resume: bool,
+        /// What becomes of the content of files that are there.
+        reuse: Reuse,
     },
 }
 
@@ -317,6 +322,17 @@ pub enum Overwrite {
     Error,
 }
 
+/// What a receiver does with the content of a file that it is to replace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reuse {
+    /// Chunks that the older copy has already are taken from it and do not travel.
+    pub delta: bool,
+    /// Files are told apart by their content, whatever their times say.
+    pub checksum: bool,
+    /// What differs is written into the file that is there.
+    pub in_place: bool,
+}
+
 /// Which digest proves chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -348,6 +364,9 @@ pub enum Wanted {
     All,
     /// These chunks, ascending and disjoint.
     Chunks(Vec<ChunkRange>),
+    /// The whole file. The receiver has an older copy of the chunks before this one, and compares it
+    /// before it reads anything of them: their proofs follow their grant at once.
+    Compared(u64),
 }
 
 /// A region that may be read, and what lies where in it.

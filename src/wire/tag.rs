@@ -23,7 +23,10 @@ pub(super) const PUSH_INTO_DIRECTORY: u8 = 1;
 pub(super) const PUSH_MAKE_PARENTS: u8 = 2;
 pub(super) const PUSH_SYNC: u8 = 4;
 pub(super) const PUSH_RESUME: u8 = 8;
-pub(super) const PUSH_ALL: u8 = 15;
+pub(super) const PUSH_DELTA: u8 = 16;
+pub(super) const PUSH_CHECKSUM: u8 = 32;
+pub(super) const PUSH_IN_PLACE: u8 = 64;
+pub(super) const PUSH_ALL: u8 = 127;
 
 pub(super) const OVERWRITE_IF_DIFFERENT: u8 = 1;
 pub(super) const OVERWRITE_OLDER: u8 = 2;
@@ -43,6 +46,7 @@ pub(super) const PLACE_IN: u8 = 2;
 pub(super) const WANT_NOTHING: u8 = 0;
 pub(super) const WANT_ALL: u8 = 1;
 pub(super) const WANT_CHUNKS: u8 = 2;
+pub(super) const WANT_COMPARED: u8 = 3;
 
 pub(super) const PART_LAST: u8 = 1;
 pub(super) const PART_PACKED: u8 = 2;

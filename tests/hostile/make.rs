@@ -57,6 +57,7 @@ pub(crate) fn push(to: &str) -> Message {
             overwrite: Overwrite::IfDifferent,
             sync: false,
             resume: true,
+            reuse: Default::default(),
         },
         hash: HashKind::Blake3,
         chunk: ChunkSize::DEFAULT,

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use rdcp::engine::receiver::{self, FetchFailure, PackResult, Placed, ReceiverOptions};
+use rdcp::engine::receiver::{self, FetchFailure, PackResult, Placed, Prepared, ReceiverOptions};
 use rdcp::engine::sender::{self, ExposedWindow, FilledPack, OpenedFile, SenderOptions};
 use rdcp::engine::{FetchToken, LaneId, Receiver, Sender};
 use rdcp::ids::{EntryId, RegionId, RemoteKey};
@@ -254,7 +254,10 @@ impl ReceiverSide {
                 let held = if len < 20 { Vec::new() } else { vec![held] };
                 Input::Prepared {
                     entry,
-                    result: result.map(|()| held),
+                    result: result.map(|()| Prepared {
+                        held,
+                        older: choose(5),
+                    }),
                 }
             }
             Output::Prove {
@@ -268,6 +271,20 @@ impl ReceiverSide {
                     entry,
                     region,
                     result: result.map(|()| right),
+                }
+            }
+            Output::Compare {
+                entry,
+                region,
+                chunks,
+                ..
+            } => {
+                let compared = chunks.iter().map(|(chunk, ..)| (*chunk, choose(2) == 0));
+                let compared = compared.collect();
+                Input::Compared {
+                    entry,
+                    region,
+                    result: result.map(|()| compared),
                 }
             }
             Output::Allocate { entry, region, .. } => Input::Allocated {
@@ -578,6 +595,7 @@ fn wanted(choose: Choose<'_>) -> Wanted {
                 },
             ])
         }
+        2 => Wanted::Compared(number(choose)),
         _ => Wanted::All,
     }
 }
@@ -587,6 +605,7 @@ fn place(entry: &Entry, choose: Choose<'_>) -> Placed {
         EntryKind::Directory => Placed::Directory,
         EntryKind::HardLink(to) => Placed::Link(to),
         _ if choose(4) == 0 => Placed::Settled(outcome(choose)),
+        _ if choose(3) == 0 => Placed::Fetch(Wanted::Compared(choose(7))),
         _ => Placed::Fetch(Wanted::All),
     }
 }

@@ -7,7 +7,7 @@ use crate::engine::{Event, internal, protocol};
 use crate::ids::{EntryId, RegionId};
 use crate::limits::{DEPTH_MAX, PAGE_ITEMS_MAX};
 use crate::manifest::{Entry, EntryKind, Item, Note, Place};
-use crate::wire::message::{ManifestPage, Outcome};
+use crate::wire::message::{HashKind, ManifestPage, Outcome, Wanted};
 use crate::wire::{Fault, FaultCode};
 
 use super::file::{File, Phase};
@@ -200,7 +200,13 @@ impl Receiver {
                     let Some(remaining) = Remaining::new(&wanted) else {
                         return Err(internal("storage wants chunks that make no sense"));
                     };
-                    record.state = State::File(Box::new(File::new(remaining)));
+                    let mut file = File::new(remaining);
+                    if let (Wanted::Compared(before), true) =
+                        (&wanted, self.options.hash != HashKind::None)
+                    {
+                        file.older = *before;
+                    }
+                    record.state = State::File(Box::new(file));
                     self.outbox.want.push((entry, wanted));
                 }
                 Placed::Link(to) => {

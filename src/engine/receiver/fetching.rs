@@ -3,14 +3,14 @@
 use crate::engine::{Event, internal, protocol};
 use crate::ids::{EntryId, RegionId};
 use crate::limits::REPAIRS_MAX;
-use crate::units::{ChunkIndex, ChunkRange};
+use crate::units::ChunkIndex;
 use crate::wire::message::{HashKind, Outcome};
 use crate::wire::{Fault, FaultCode};
 
 use super::entries::{State, changed};
 use super::file::{Keep, PartFile, Phase, Step};
 use super::lanes::{Avoid, InFlight, Pick, TCP, Target};
-use super::{Fetch, FetchFailure, Output, PackResult, Receiver};
+use super::{Fetch, FetchFailure, Output, PackResult, Prepared, Receiver};
 
 /// Something with bytes to fetch.
 #[derive(Clone, Copy, Debug)]
@@ -152,7 +152,7 @@ impl Receiver {
     pub(super) fn prepared(
         &mut self,
         entry: EntryId,
-        result: Result<Vec<ChunkRange>, Fault>,
+        result: Result<Prepared, Fault>,
     ) -> Result<(), Fault> {
         self.job_done()?;
         let Some(file) = self.file(entry) else {
@@ -160,9 +160,10 @@ impl Receiver {
         };
         file.pending -= 1;
         match result {
-            Ok(held) => {
+            Ok(Prepared { held, older }) => {
                 file.part_file = PartFile::Ready;
                 file.held = held;
+                file.older = file.older.min(older);
                 self.drain(entry);
                 self.allocate(entry);
                 self.complete(entry);
@@ -176,7 +177,7 @@ impl Receiver {
     }
 
     /// Reserves space for windows that came since the last time, and has it looked which of their
-    /// chunks are there already.
+    /// chunks are there already, and which an older copy has.
     pub(super) fn allocate(&mut self, entry: EntryId) {
         if self.is_ending() {
             return;
@@ -209,8 +210,10 @@ impl Receiver {
                         chunks,
                     });
                 }
+                window.set_aside(file.older, hash);
             }
         }
+        self.compare(entry);
     }
 
     pub(super) fn proved(
@@ -421,6 +424,7 @@ impl Receiver {
         match step {
             Step::Wait => {}
             Step::Ready => self.enqueue(entry),
+            Step::Compare => self.compare(entry),
             Step::Verified => {
                 let digest = window.digest(index);
                 self.verified(entry, region, chunk, digest);
@@ -464,7 +468,7 @@ impl Receiver {
     }
 
     /// Releases the window if all of it is there, and with the last one lets the file go on.
-    fn end_window(&mut self, entry: EntryId, region: RegionId) {
+    pub(super) fn end_window(&mut self, entry: EntryId, region: RegionId) {
         let Some(file) = self.file(entry) else { return };
         let done = file
             .windows

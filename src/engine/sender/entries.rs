@@ -20,6 +20,9 @@ pub(super) struct Record {
     pub(super) settled: bool,
     /// Jobs and regions that refer to it.
     pub(super) holders: usize,
+    /// The receiver compares the chunks before this one with an older copy of its own, and waits for
+    /// their values.
+    pub(super) compared: u64,
     /// It counts among the open files.
     is_open: bool,
     /// Why this end could not serve it. The receiver says it again when it settles the entry, and
@@ -74,6 +77,7 @@ impl Record {
             state: State::Told,
             settled: false,
             holders: 0,
+            compared: 0,
             is_open: false,
             fault: None,
         }
@@ -128,6 +132,9 @@ impl Sender {
             return Err(protocol("a want with malformed ranges"));
         };
         record.state = State::Wanted(remaining);
+        if let Wanted::Compared(before) = wanted {
+            record.compared = *before;
+        }
         if len <= PACK_FILE_BYTES_MAX {
             self.small.push(std::cmp::Reverse((entry, len)));
             self.small_bytes += len;

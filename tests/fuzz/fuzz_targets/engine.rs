@@ -6,7 +6,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use rdcp::engine::receiver::{
-    FetchFailure, Input as In, Output as Out, PackResult, Placed, ReceiverOptions,
+    FetchFailure, Input as In, Output as Out, PackResult, Placed, Prepared, ReceiverOptions,
 };
 use rdcp::engine::sender::{ExposedWindow, FilledPack, OpenedFile, SenderOptions};
 use rdcp::engine::sender::{Input as SendIn, Output as SendOut};
@@ -91,6 +91,7 @@ fn take_orders(machine: &mut Receiver, jobs: &mut Vec<Out>) -> bool {
             | Out::FetchPack { .. }
             | Out::StorePack { .. }
             | Out::Prove { .. }
+            | Out::Compare { .. }
             | Out::Publish { .. }
             | Out::Link { .. }
             | Out::Settled(_) => jobs.push(output),
@@ -117,7 +118,12 @@ fn answer(job: Out, draw: &mut Draw<'_>) -> In {
                 0 => vec![ChunkRange { start: 0, end: 5 }, ChunkRange { start: 6, end: 90 }],
                 _ => Vec::new(),
             };
-            In::Prepared { entry, result: done(well).map(|()| held) }
+            let older = draw.below(5) as u64;
+            In::Prepared { entry, result: done(well).map(|()| Prepared { held, older }) }
+        }
+        Out::Compare { entry, region, chunks, .. } => {
+            let compared = chunks.iter().map(|(chunk, ..)| (*chunk, draw.coin())).collect();
+            In::Compared { entry, region, result: done(well).map(|()| compared) }
         }
         Out::Prove { entry, region, chunks } => {
             let right = chunks.iter().filter(|_| draw.below(2) == 0);
@@ -149,11 +155,12 @@ fn answer(job: Out, draw: &mut Draw<'_>) -> In {
 fn placed(entry: &Entry, draw: &mut Draw<'_>) -> Placed {
     match &entry.kind {
         EntryKind::HardLink(to) if draw.coin() => Placed::Link(*to),
-        EntryKind::File { len, .. } => match draw.below(4) {
+        EntryKind::File { len, .. } => match draw.below(5) {
             0 => Placed::Settled(Outcome::Unchanged),
             1 if *len > ChunkSize::MIN.bytes() => {
                 Placed::Fetch(Wanted::Chunks(vec![ChunkRange { start: 0, end: 1 }]))
             }
+            2 => Placed::Fetch(Wanted::Compared(draw.below(7) as u64)),
             _ => Placed::Fetch(Wanted::All),
         },
         _ => Placed::Settled(Outcome::Published { bytes: 0, digest: None }),
@@ -493,8 +500,9 @@ impl Draw<'_> {
                 Message::Credit { pages: self.small(), region_bytes: self.number() }
             }
             2 | 3 => Message::Want(self.several(|draw| {
-                let wanted = match draw.below(4) {
+                let wanted = match draw.below(5) {
                     0 => Wanted::Nothing,
+                    2 => Wanted::Compared(draw.number()),
                     1 => Wanted::Chunks(draw.several(|draw| {
                         let range = draw.range();
                         ChunkRange { start: range.start, end: range.end }
