@@ -20,6 +20,7 @@ mod journal;
 mod link;
 mod media;
 mod notes;
+mod older;
 mod part;
 mod place;
 mod published;
@@ -39,6 +40,7 @@ use self::destination::Destination;
 use self::directory::{Directories, Handle, Parent};
 pub(crate) use self::journal::{Identity, Record};
 use self::notes::Notes;
+pub(crate) use self::older::{Older, OlderCopy};
 pub(crate) use self::part::PartFile;
 use self::published::Published;
 use crate::ids::EntryId;
@@ -48,7 +50,9 @@ use crate::storage::error::StorageError;
 use crate::storage::leftover::Sweeper;
 use crate::storage::part_name::UniqueNames;
 use crate::storage::root::{LastSymlink, Root};
-use crate::wire::message::{Outcome, Overwrite, Placement, Preserve, Remark};
+use crate::storage::status::Status;
+use crate::units::ChunkSize;
+use crate::wire::message::{Outcome, Overwrite, Placement, Preserve, Remark, Reuse};
 use crate::wire::{Fault, FaultCode};
 
 pub use self::store::PackFile;
@@ -79,6 +83,10 @@ pub struct SinkOptions {
     /// Whether directories that are there keep their modes, owners, attributes and times: for those
     /// who may add and change nothing.
     pub only_adds: bool,
+    /// What becomes of the content of files that are replaced.
+    pub reuse: Reuse,
+    /// Chunks are so large.
+    pub chunk: ChunkSize,
 }
 
 /// What becomes of an entry that a page told.
@@ -86,6 +94,11 @@ pub struct SinkOptions {
 pub enum Placed {
     /// Its content is wanted: prepare it, or store it from a pack.
     Fetch,
+    /// The same, and an older copy is there, which has chunks before this one whole.
+    Compare {
+        /// The first chunk that it does not have.
+        chunks: u64,
+    },
     /// It is done with.
     Settled(Outcome),
     /// It is to be linked once the file with this handle is settled.
@@ -120,6 +133,8 @@ pub struct Sink {
     overwrite: Overwrite,
     sync: bool,
     only_adds: bool,
+    reuse: Reuse,
+    chunk: ChunkSize,
     /// Most files open at once in a group commit.
     group_files_max: usize,
     /// What open directories, groups and part files take their descriptors from.
@@ -164,6 +179,8 @@ struct Job {
     linked: bool,
     /// Mode of the file that it replaces.
     existing_mode: Option<u32>,
+    /// That file, if its content is of use: chunks before this one will be compared, and no others.
+    older: Option<(Status, u64)>,
 }
 
 #[derive(Debug)]
@@ -208,6 +225,8 @@ impl Sink {
             preserve,
             sync,
             only_adds,
+            reuse,
+            chunk,
         } = options;
         let descriptors = budget.account();
         Self {
@@ -216,6 +235,8 @@ impl Sink {
             overwrite,
             sync,
             only_adds,
+            reuse,
+            chunk,
             group_files_max: share,
             notes: Notes::default(),
             stopped: AtomicBool::new(false),

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::directory::{Handle, Parent};
 use super::part::PartFile;
-use super::{Identity, Job, Results, Sink, State, not_wanted};
+use super::{Identity, Job, OlderCopy, Results, Sink, State, not_wanted};
 use crate::ids::EntryId;
 use crate::manifest::Name;
 use crate::storage::error::StorageError;
@@ -107,7 +107,11 @@ impl Sink {
         let made = self
             .handle(&job.parent, job.name.as_bytes())
             .and_then(|directory| {
-                let made = PartFile::create(directory, &job.name, file_len, natural, identity)?;
+                let older = job.older.and_then(|(seen, chunks)| {
+                    OlderCopy::open(&directory, &job.name, &seen, (self.chunk, chunks))
+                });
+                let made =
+                    PartFile::create(directory, &job.name, file_len, natural, identity, older)?;
                 Ok(made)
             });
         match made {
@@ -115,7 +119,7 @@ impl Sink {
                 if made.changed {
                     self.notes.of(entry).add(RemarkKind::BegunAnew);
                 }
-                let part = Arc::new(made.part.counted(self.descriptors.hold()));
+                let part = Arc::new(made.part.counted(|| self.descriptors.hold()));
                 self.give_back(entry, State::Open(part.clone()));
                 Ok(part)
             }

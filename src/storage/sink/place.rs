@@ -16,9 +16,9 @@ use super::apply::{OWNER_ALL, OWNER_READS, Rules};
 use super::commit::rename;
 use super::compare::{self, Decision, Offered};
 use super::directory::{Handle, Known, Parent};
-use super::{Job, Pending, Placed, PlacedPage, Sink, State};
+use super::{Job, Pending, Placed, PlacedPage, Sink, State, older};
 use crate::ids::EntryId;
-use crate::limits::{DEPTH_MAX, PATH_BYTES_MAX};
+use crate::limits::{DEPTH_MAX, PACK_FILE_BYTES_MAX, PATH_BYTES_MAX};
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place};
 use crate::storage::at;
 use crate::storage::error::{ShownPath, StorageError};
@@ -287,9 +287,22 @@ impl Sink {
             looks += 1;
             (there, spot) = what_is_there(spot)?;
         }
-        let existing_mode = there.filter(Status::is_file).map(|there| there.mode);
-        self.want(id, spot, metadata, linked, existing_mode, State::Wanted)?;
-        Ok(Placed::Fetch)
+        let there = there.filter(Status::is_file);
+        let chunks = there.map_or(0, |there| self.comparable(offered, &there));
+        self.want(id, spot, metadata, linked, (there, chunks), State::Wanted)?;
+        Ok(match chunks {
+            0 => Placed::Fetch,
+            chunks => Placed::Compare { chunks },
+        })
+    }
+
+    /// How many chunks of what is there are to be compared with what is offered.
+    fn comparable(&self, offered: Offered, there: &Status) -> u64 {
+        // Small files come in packs, whole.
+        if !self.reuse.delta || offered.len <= PACK_FILE_BYTES_MAX {
+            return 0;
+        }
+        older::comparable_chunks(self.chunk, there.len, offered.len)
     }
 
     /// Content is the same; the rest is brought up to date where that was asked for. Nothing: another
@@ -430,7 +443,7 @@ impl Sink {
                 _ => {}
             }
         }
-        self.want(id, spot, metadata, false, None, State::Link(to))?;
+        self.want(id, spot, metadata, false, (None, 0), State::Link(to))?;
         Ok(Placed::Link { to })
     }
 
@@ -440,7 +453,7 @@ impl Sink {
         spot: Spot,
         metadata: Metadata,
         linked: bool,
-        existing_mode: Option<u32>,
+        (existing, chunks): (Option<Status>, u64),
         state: State,
     ) -> Result<(), Fault> {
         let Spot {
@@ -468,7 +481,8 @@ impl Sink {
             name,
             metadata,
             linked,
-            existing_mode,
+            existing_mode: existing.map(|there| there.mode),
+            older: existing.filter(|_| chunks > 0).map(|there| (there, chunks)),
         };
         table.pending.insert(id, Pending { job, key, state });
         Ok(())
