@@ -11,7 +11,7 @@ pub use crate::session::exposing::rails::RdmaMemory;
 use crate::session::known_hosts::HostTrust;
 pub use crate::session::rails::network::IpNetwork;
 use crate::units::ChunkSize;
-pub use crate::wire::message::{HashKind, Overwrite, Preserve};
+pub use crate::wire::message::{HashKind, Overwrite, Preserve, Reuse};
 
 /// How a client reaches and trusts a server.
 #[derive(Clone)]
@@ -213,6 +213,10 @@ pub struct TransferOptions {
     /// it where it lies. Default yes. Without it everything is fetched anew and nothing is left. Files
     /// that nothing proves ([`HashKind::None`]) are always fetched anew.
     pub resume: bool,
+    /// What becomes of the content of a file that is replaced. Default: chunks that it has already are
+    /// taken from it and do not travel ([`Reuse::delta`]), each proved like one that does. That is for
+    /// files of several chunks, and with a hash. A server does it for those who may read.
+    pub reuse: Reuse,
     /// The first failure ends the run. Default no: a tree goes on and lists what failed.
     pub fail_early: bool,
     /// The run ends if nothing moved for this long. Default 120 s.
@@ -233,6 +237,10 @@ impl Default for TransferOptions {
             make_parents: false,
             sync: true,
             resume: true,
+            reuse: Reuse {
+                delta: true,
+                ..Reuse::default()
+            },
             fail_early: false,
             stall_timeout: Duration::from_secs(120),
             id: None,

@@ -127,6 +127,9 @@ pub struct Report {
     /// Bytes that an interrupted run had left at the destination, and that were proved there instead of
     /// being copied again.
     pub bytes_resumed: u64,
+    /// Bytes that older copies of the files had at the destination, and that were taken from there, each
+    /// proved like one that travels.
+    pub bytes_reused: u64,
     /// From the request to its end.
     pub elapsed: Duration,
     /// From the first READ to the last bytes in a file; nothing on a push, or if nothing was read.

@@ -68,7 +68,7 @@ const TIPS: &[(&[&str], &str)] = &[
     ),
     (&["--bwlimit"], "the rate can't be limited in this release"),
     (
-        &["--inplace", "-W", "--whole-file"],
+        &["--inplace"],
         "a file is always written whole under a hidden name and then renamed; leave it out",
     ),
     (

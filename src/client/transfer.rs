@@ -18,6 +18,7 @@ use crate::ids::TransferId;
 use crate::location::{Base, Location, Locations, Root, Side, Target};
 use crate::options::{HashKind, TransferOptions};
 use crate::progress::{Event, Failure, Progress, Report};
+use crate::session::delta;
 use crate::session::peer::Seat;
 use crate::session::receiving::Receiving;
 use crate::session::sending::Sending;
@@ -196,6 +197,8 @@ async fn run_pull(
         preserve: options.preserve,
         sync: options.sync,
         only_adds: false,
+        reuse: delta::allowed(options.reuse, options.hash, true),
+        chunk: options.chunk,
     };
     // Looking at the destination can block.
     let target = bytes_of(&destination);
@@ -309,6 +312,7 @@ async fn run_push(
         overwrite: options.overwrite,
         sync: options.sync,
         resume: options.resume,
+        reuse: options.reuse,
     };
     seat.say(Message::Open(open(direction, &options)));
     let sender_options = SenderOptions {
@@ -437,15 +441,18 @@ impl Account {
             updated: ledger.updated,
             failed: ledger.failed,
             warnings: totals.warnings,
-            bytes_moved: match self.sends {
-                // What a receiver kept was lent to it and not read.
-                true => totals
-                    .progress
-                    .bytes_moved
-                    .saturating_sub(ledger.carried.resumed),
-                false => totals.progress.bytes_moved,
+            bytes_moved: match (self.sends, ledger.carried) {
+                // What a receiver had already was lent to it and not read: only the receiver knows.
+                (
+                    true,
+                    all @ Carried {
+                        resumed, reused, ..
+                    },
+                ) if resumed > 0 || reused > 0 => all.tcp.saturating_add(all.rdma),
+                _ => totals.progress.bytes_moved,
             },
             bytes_resumed: ledger.carried.resumed,
+            bytes_reused: ledger.carried.reused,
             bytes_published: totals.bytes_published,
             elapsed: self.begun.elapsed(),
             data_elapsed: totals.data_elapsed(),

@@ -5,6 +5,7 @@
 //! under their names, events. It decides nothing about chunks, only who does what on which thread:
 //! blocking calls run on the workers, data moves on the lanes, the rest is this task.
 
+mod comparing;
 mod packs;
 mod recording;
 
@@ -21,14 +22,16 @@ use super::peer::{Inbound, Seat};
 use super::remarks::Remarks;
 use super::resuming::{RECORDING_BYTES, RECORDING_PAUSE, Records, clear_holes, hash_plan};
 use super::watch::{Attention, Ended, Watch};
-use crate::engine::receiver::{FetchFailure, Input, Output, PackFile, PackResult, ReceiverOptions};
+use crate::engine::receiver::{
+    FetchFailure, Input, Output, PackFile, PackResult, Prepared, ReceiverOptions,
+};
 use crate::engine::{self, Event, FetchToken, LaneId, Receiver};
 use crate::ids::{EntryId, RegionId};
 use crate::integrity::{HashPlan, RootBuilder};
 use crate::lane::{Fetch, FetchError, LaneEvent, Store};
 use crate::manifest::{Item, Version};
 use crate::memory::Slot;
-use crate::storage::sink::{Identity, PartFile, Placed, PlacedPage, Sink};
+use crate::storage::sink::{Identity, Older, PartFile, Placed, PlacedPage, Sink};
 use crate::storage::{SinkFile, StorageError};
 use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
 use crate::wire::message::{Carried, HashKind, Outcome, Remark, Wanted};
@@ -241,6 +244,7 @@ impl Driver {
             rdma: now.rdma.saturating_sub(self.counted.rdma),
             // It has not travelled.
             resumed: 0,
+            reused: 0,
         };
         if more != Carried::default() {
             self.seat.peer.activity().traffic().received(more);
@@ -288,12 +292,15 @@ impl Driver {
             }
             Done::Prepared(entry, result) => {
                 let result = result.map(|part| {
-                    let held = part.claims().ranges();
+                    let prepared = Prepared {
+                        held: part.claims().ranges(),
+                        older: part.older().map_or(0, Older::chunks),
+                    };
                     if let Some(file) = self.files.get_mut(&entry) {
                         file.records = Records::of(&part);
                         file.sink = Some(part);
                     }
-                    held
+                    prepared
                 });
                 Input::Prepared { entry, result }
             }
@@ -415,6 +422,12 @@ impl Driver {
                 region,
                 chunks,
             } => self.prove(entry, region, chunks),
+            Output::Compare {
+                entry,
+                region,
+                chunks,
+                data,
+            } => self.compare(entry, region, chunks, data),
             Output::Allocate {
                 entry,
                 region,
@@ -721,6 +734,7 @@ impl File {
 fn verdict((entry, placed): (EntryId, Placed)) -> (EntryId, engine::receiver::Placed) {
     let verdict = match placed {
         Placed::Fetch => engine::receiver::Placed::Fetch(Wanted::All),
+        Placed::Compare { chunks } => engine::receiver::Placed::Fetch(Wanted::Compared(chunks)),
         Placed::Settled(outcome) => engine::receiver::Placed::Settled(outcome),
         Placed::Link { to } => engine::receiver::Placed::Link(to),
         Placed::Directory => engine::receiver::Placed::Directory,

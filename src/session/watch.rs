@@ -39,8 +39,8 @@ pub(crate) struct Watch {
     names: Names,
     locations: Option<Locations>,
     totals: Totals,
-    /// Bytes of files under way that an interrupted run had brought.
-    resumed: HashMap<EntryId, u64>,
+    /// Bytes of files under way that need not travel: an interrupted run or an older copy had them.
+    kept: HashMap<EntryId, u64>,
     shared: Arc<Mutex<Progress>>,
     events: Option<mpsc::Sender<Event>>,
     told: Instant,
@@ -122,7 +122,7 @@ impl Watch {
             names: Names::new(options.roots),
             locations: options.locations,
             totals: Totals::default(),
-            resumed: HashMap::new(),
+            kept: HashMap::new(),
             shared: options.shared,
             events: options.events,
             told: now,
@@ -226,8 +226,8 @@ impl Watch {
                     .saturating_add(bytes)
                     .min(progress.bytes_seen);
             }
-            engine::Event::Resumed { entry, bytes } => {
-                *self.resumed.entry(entry).or_default() += bytes;
+            engine::Event::Resumed { entry, bytes } | engine::Event::Reused { entry, bytes } => {
+                *self.kept.entry(entry).or_default() += bytes;
                 let progress = &mut self.totals.progress;
                 progress.bytes_done = progress
                     .bytes_done
@@ -277,14 +277,14 @@ impl Watch {
         if is_file {
             self.totals.progress.files_done += 1;
         }
-        let resumed = self.resumed.remove(&entry).unwrap_or_default();
+        let kept = self.kept.remove(&entry).unwrap_or_default();
         let counted = match &outcome {
             Outcome::Published { bytes, .. } => {
                 if is_file {
                     self.totals.files += 1;
                     self.totals.bytes_published = self.totals.bytes_published.saturating_add(len);
                 }
-                bytes.saturating_add(resumed)
+                bytes.saturating_add(kept)
             }
             _ => 0,
         };

@@ -100,7 +100,17 @@ pub(crate) struct TransferArgs {
     #[arg(long, help_heading = DESTINATION)]
     pub(crate) no_fsync: bool,
 
-    /// Fetch every file whole, and leave nothing of a file that is interrupted
+    /// Copy files whole, whatever an older copy at the destination has already
+    ///
+    /// Without it, a file that replaces an older copy of itself takes from that what is the same, and
+    /// only the chunks that differ travel; each is proved by the digest that the source has now. That
+    /// holds for files that have at least four chunks (--chunk) in common with the older copy's length,
+    /// whether they grew or shrank, and not for --hash none. A push does it where the client's key may
+    /// read, since which chunks are asked for tells what is there. What is compared is read and hashed at
+    /// both ends: where the network is faster than that, or nothing will be the same, -W is faster.
+    #[arg(short = 'W', long, help_heading = DESTINATION)]
+    pub(crate) whole_file: bool,
+    /// Do not go on with what an interrupted copy left, and leave nothing of one
     ///
     /// Without it, an interrupted copy leaves what it has of a file that takes long under a hidden name,
     /// .rdcp-*.part, with a journal of what is proved, and the same command goes on with it: what is

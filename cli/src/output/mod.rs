@@ -35,7 +35,7 @@ pub(crate) struct Output {
 
 enum Voice {
     Human(Human),
-    Json(Json),
+    Json(Box<Json>),
 }
 
 /// Where JSON lines go.
@@ -78,6 +78,8 @@ pub(crate) struct Summary {
     pub(crate) bytes_moved: u64,
     /// Bytes that an interrupted run had brought.
     pub(crate) bytes_resumed: u64,
+    /// Bytes that older copies at the destination had.
+    pub(crate) bytes_reused: u64,
     /// How long it took.
     pub(crate) elapsed: Duration,
     /// How long bytes were read and stored, if this end did that.
@@ -105,6 +107,7 @@ impl From<&Report> for Summary {
             bytes: report.bytes_published,
             bytes_moved: report.bytes_moved,
             bytes_resumed: report.bytes_resumed,
+            bytes_reused: report.bytes_reused,
             elapsed: report.elapsed,
             data_elapsed: report.data_elapsed,
             failures: report.failures.clone(),
@@ -188,7 +191,7 @@ impl Output {
 
     /// Speaks to programs from now on.
     pub(crate) fn use_json(&mut self, to: JsonTo) {
-        self.voice = Voice::Json(Json::new(to));
+        self.voice = Voice::Json(Box::new(Json::new(to)));
     }
 
     /// The streams, for what is the same in both voices: help, scripts, a file's content.

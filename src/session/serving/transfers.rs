@@ -12,6 +12,7 @@ use super::{Serving, Subject};
 use crate::engine::receiver::ReceiverOptions;
 use crate::engine::sender::SenderOptions;
 use crate::session::clients::{Client, Right};
+use crate::session::delta;
 use crate::session::peer::Seat;
 use crate::session::receiving::Receiving;
 use crate::session::sending::Sending;
@@ -96,6 +97,7 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
                 failed = ledger.failed,
                 bytes = ledger.bytes,
                 resumed = ledger.carried.resumed,
+                reused = ledger.carried.reused,
                 "transfer ended"
             );
             if let Some(fault) = fault.filter(|_| !told) {
@@ -165,6 +167,7 @@ async fn receive(
         overwrite,
         sync,
         resume,
+        reuse,
     } = open.direction.clone()
     else {
         return Err(Fault::new(
@@ -191,6 +194,9 @@ async fn receive(
         preserve: open.preserve,
         sync,
         only_adds: !client.may(Right::Overwrite),
+        // Which chunks are asked for tells what is there.
+        reuse: delta::allowed(reuse, open.hash, client.may(Right::Read)),
+        chunk: open.chunk,
     };
     let root = Arc::clone(&export.root);
     let sink = Sink::new(root, destination.path, options);

@@ -248,6 +248,7 @@ pub(super) struct Totals {
     pub(super) bytes: u64,
     pub(super) bytes_moved: u64,
     pub(super) bytes_resumed: u64,
+    pub(super) bytes_reused: u64,
     pub(super) seconds: f64,
     pub(super) data_ms: Option<f64>,
 }

@@ -178,6 +178,7 @@ impl Json {
             bytes: summary.bytes,
             bytes_moved: summary.bytes_moved,
             bytes_resumed: summary.bytes_resumed,
+            bytes_reused: summary.bytes_reused,
             seconds: summary.elapsed.as_secs_f64(),
             data_ms: summary.data_elapsed.map(|data| data.as_secs_f64() * 1e3),
         });

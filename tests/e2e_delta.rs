@@ -1,0 +1,294 @@
+//! Files that replace an older copy of themselves: only chunks that differ travel, the copy is the
+//! source's to the byte, and until it is complete the older one stands untouched. What travelled and
+//! what was there is as the summary tells.
+
+mod common;
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{Daemon, Proxy, Reactor, Running, Scope, World, tree};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+const FILE_BYTES: u64 = 64 * MIB;
+/// When an older copy was last written: long ago.
+const OLD: i64 = 1_500_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Pull,
+    Push,
+}
+
+const BOTH_WAYS: [Way; 2] = [Way::Pull, Way::Push];
+
+/// A copy of `file` to where an older `file` is, in either direction.
+struct Copying {
+    world: World,
+    way: Way,
+    options: Vec<&'static str>,
+}
+
+/// What a summary says of bytes.
+#[derive(Debug, PartialEq)]
+struct Bytes {
+    moved: u64,
+    reused: u64,
+}
+
+impl Copying {
+    /// Both are the same to begin with, but for their times.
+    fn new(way: Way, options: &[&'static str]) -> Self {
+        Self::with(World::new(), way, options)
+    }
+
+    fn with(world: World, way: Way, options: &[&'static str]) -> Self {
+        let copying = Self {
+            world,
+            way,
+            options: options.to_vec(),
+        };
+        let len = usize::try_from(FILE_BYTES).unwrap();
+        tree::random_file(&copying.source(), len, 7);
+        fs::copy(copying.source(), copying.copy()).unwrap();
+        tree::set_mtime(&copying.copy(), OLD, 0);
+        copying
+    }
+
+    fn source(&self) -> PathBuf {
+        self.world.path(match self.way {
+            Way::Pull => "export/file",
+            Way::Push => "local/file",
+        })
+    }
+
+    fn copy(&self) -> PathBuf {
+        self.world.path(match self.way {
+            Way::Pull => "local/file",
+            Way::Push => "export/file",
+        })
+    }
+
+    /// Changes the source from `at` on.
+    fn change(&self, at: u64, len: u64) {
+        let mut options = fs::File::options();
+        let file = options.read(true).write(true).open(self.source()).unwrap();
+        let mut bytes = vec![0; usize::try_from(len).unwrap()];
+        let read = file.read_at(&mut bytes, at).unwrap();
+        bytes[read..].fill(3);
+        bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
+        file.write_all_at(&bytes, at).unwrap();
+    }
+
+    fn start(&self, url: impl Fn(&str) -> OsString) -> Running {
+        let (command, words) = match self.way {
+            Way::Pull => ("pull", [url("data/file"), "file".into()]),
+            Way::Push => ("push", ["file".into(), url("data/file")]),
+        };
+        let command = self.world.rdcp(command).arg("--json").args(&self.options);
+        command.args(words).start()
+    }
+
+    /// Copies to the end. What was said.
+    #[track_caller]
+    fn run(&self, daemon: &Daemon) -> Value {
+        let mut lines = self.start(|rest| daemon.url(rest)).wait().ok().json();
+        lines.pop().expect("there is a summary")
+    }
+
+    /// The same, and the copy is right and nothing else is left.
+    #[track_caller]
+    fn copies(&self, daemon: &Daemon) -> Bytes {
+        let end = self.run(daemon);
+        self.assert_right();
+        let number = |name: &str| end[name].as_u64().expect("it is told");
+        assert_eq!(number("bytes_resumed"), 0, "{end}");
+        assert_eq!(number("files"), 1, "{end}");
+        Bytes {
+            moved: number("bytes_moved"),
+            reused: number("bytes_reused"),
+        }
+    }
+
+    #[track_caller]
+    fn assert_right(&self) {
+        let same = fs::read(self.source()).unwrap() == fs::read(self.copy()).unwrap();
+        assert!(same, "the copy is not what the source is");
+        let times = [self.source(), self.copy()].map(|path| fs::metadata(path).unwrap().mtime());
+        assert_eq!(times[0], times[1]);
+        let names = fs::read_dir(self.copy().parent().unwrap()).unwrap();
+        let hidden = |name: &OsString| name.to_string_lossy().starts_with(".rdcp-");
+        let mut names = names.map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.find(hidden), None);
+    }
+}
+
+#[test]
+fn only_chunks_that_differ_travel() {
+    for (way, hash) in [
+        (Way::Pull, "blake3"),
+        (Way::Push, "blake3"),
+        (Way::Pull, "sha256"),
+        (Way::Push, "sha256"),
+    ] {
+        let copying = Copying::new(way, &["--hash", hash]);
+        for at in [3 * MIB + 5, 40 * MIB, FILE_BYTES - 1] {
+            copying.change(at, 1);
+        }
+        let daemon = copying.world.serve();
+        let older = fs::metadata(copying.copy()).unwrap().ino();
+        let held = fs::File::open(copying.copy()).unwrap();
+        let before = fs::read(copying.copy()).unwrap();
+        let bytes = copying.copies(&daemon);
+        let (moved, reused) = (3 * MIB, FILE_BYTES - 3 * MIB);
+        assert_eq!(bytes, Bytes { moved, reused }, "{way:?} {hash}");
+        // The older copy was read and not written.
+        assert_ne!(fs::metadata(copying.copy()).unwrap().ino(), older);
+        let mut kept = vec![0; before.len()];
+        held.read_exact_at(&mut kept, 0).unwrap();
+        assert!(kept == before, "the older copy was written to");
+    }
+}
+
+#[test]
+fn a_change_across_chunks_costs_the_chunks_that_it_touches() {
+    for reactor in Reactor::BOTH {
+        for way in BOTH_WAYS {
+            let copying = Copying::with(World::with(reactor), way, &[]);
+            copying.change(20 * MIB + 12_345, 2 * MIB);
+            let daemon = copying.world.serve();
+            let bytes = copying.copies(&daemon);
+            let (moved, reused) = (3 * MIB, FILE_BYTES - 3 * MIB);
+            assert_eq!(bytes, Bytes { moved, reused }, "{reactor:?} {way:?}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_grew_or_shrank_keeps_what_both_lengths_have() {
+    for way in BOTH_WAYS {
+        let copying = Copying::new(way, &[]);
+        let daemon = copying.world.serve();
+        // The chunk that was the last is longer now, and so another.
+        let older = fs::File::options().write(true).open(copying.copy());
+        older.unwrap().set_len(FILE_BYTES - 5).unwrap();
+        copying.change(FILE_BYTES, MIB / 2);
+        let bytes = copying.copies(&daemon);
+        let (moved, reused) = (MIB + MIB / 2, FILE_BYTES - MIB);
+        assert_eq!(bytes, Bytes { moved, reused }, "{way:?}");
+
+        // The last chunk is shorter now; the older copy has all of its bytes.
+        let file = fs::File::options().write(true).open(copying.source());
+        file.unwrap().set_len(30 * MIB + 77).unwrap();
+        copying.change(MIB, 1);
+        let bytes = copying.copies(&daemon);
+        let (moved, reused) = (MIB, 29 * MIB + 77);
+        assert_eq!(bytes, Bytes { moved, reused }, "{way:?}");
+
+        // Less than a chunk is left of it, and is fetched.
+        let file = fs::File::options().write(true).open(copying.source());
+        file.unwrap().set_len(600 << 10).unwrap();
+        let bytes = copying.copies(&daemon);
+        assert_eq!((bytes.moved, bytes.reused), (600 << 10, 0), "{way:?}");
+    }
+}
+
+#[test]
+fn holes_of_the_source_are_holes_whatever_the_older_copy_has_there() {
+    for way in BOTH_WAYS {
+        let copying = Copying::new(way, &[]);
+        let data = fs::read(copying.source()).unwrap();
+        // Data in front, in half of a chunk further on, and at the end, as it was.
+        let source = fs::File::create(copying.source()).unwrap();
+        source.set_len(FILE_BYTES).unwrap();
+        let island = 35 * MIB + (512 << 10);
+        for (start, end) in [
+            (0, 8 * MIB),
+            (island, island + (256 << 10)),
+            (FILE_BYTES - 4096, FILE_BYTES),
+        ] {
+            let range = usize::try_from(start).unwrap()..usize::try_from(end).unwrap();
+            source.write_all_at(&data[range], start).unwrap();
+        }
+        let daemon = copying.world.serve();
+        let bytes = copying.copies(&daemon);
+        assert_eq!((bytes.moved, bytes.reused), (2 * MIB, 8 * MIB), "{way:?}");
+        let allocated = fs::metadata(copying.copy()).unwrap().blocks() * 512;
+        assert!(allocated < 12 * MIB, "{way:?}: {allocated} bytes on disk");
+
+        // The other way round: holes of the older copy are filled.
+        let filled = fs::File::options().write(true).open(copying.source());
+        filled.unwrap().write_all_at(&data, 0).unwrap();
+        let bytes = copying.copies(&daemon);
+        let reused = 8 * MIB;
+        let moved = FILE_BYTES - reused;
+        assert_eq!(bytes, Bytes { moved, reused }, "{way:?}");
+    }
+}
+
+#[test]
+fn an_older_copy_that_changes_meanwhile_spoils_nothing() {
+    for way in BOTH_WAYS {
+        let copying = Copying::new(way, &[]);
+        copying.change(5 * MIB, 1);
+        let daemon = copying.world.serve();
+        let older = fs::File::options()
+            .write(true)
+            .open(copying.copy())
+            .unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = tree::Random::new(3);
+                while !over.load(Ordering::Relaxed) {
+                    let byte = [u8::try_from(random.below(256)).unwrap()];
+                    older.write_all_at(&byte, random.below(FILE_BYTES)).unwrap();
+                }
+            });
+            let end = copying.run(&daemon);
+            over.store(true, Ordering::Relaxed);
+            let sum = end["bytes_moved"].as_u64().unwrap() + end["bytes_reused"].as_u64().unwrap();
+            assert_eq!(sum, FILE_BYTES);
+        });
+        copying.assert_right();
+    }
+}
+
+#[test]
+fn whole_files_travel_where_that_was_asked_for_or_nothing_can_be_proved() {
+    for way in BOTH_WAYS {
+        for options in [["-W"].as_slice(), &["--hash", "none"]] {
+            let copying = Copying::new(way, options);
+            copying.change(5 * MIB, 1);
+            let daemon = copying.world.serve();
+            let bytes = copying.copies(&daemon);
+            assert_eq!((bytes.moved, bytes.reused), (FILE_BYTES, 0), "{way:?}");
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_copy_goes_on_with_both_what_it_brought_and_the_older_copy() {
+    for way in BOTH_WAYS {
+        let copying = Copying::new(way, &[]);
+        // The second half is new.
+        copying.change(FILE_BYTES / 2, FILE_BYTES / 2);
+        let daemon = copying.world.serve();
+        let proxy = Proxy::new(daemon.address()).hold_after(16 * MIB, Scope::Data);
+        let running = copying.start(|rest| proxy.url(rest));
+        proxy.wait_held();
+        running.signal(rustix::process::Signal::INT);
+        running.wait().expect(130);
+        drop(proxy);
+        let end = copying.run(&daemon);
+        copying.assert_right();
+        let number = |name: &str| end[name].as_u64().expect("it is told");
+        let sum = number("bytes_moved") + number("bytes_resumed") + number("bytes_reused");
+        assert_eq!(sum, FILE_BYTES, "{way:?} {end}");
+        assert!(number("bytes_moved") <= FILE_BYTES / 2, "{way:?} {end}");
+    }
+}
