@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Daemon, Proxy, Reactor, Running, Scope, World, tree};
+use common::{Daemon, Proxy, Reactor, Running, Scope, World, tree, wait_for};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -284,6 +284,9 @@ fn an_interrupted_copy_goes_on_with_both_what_it_brought_and_the_older_copy() {
         running.signal(rustix::process::Signal::INT);
         running.wait().expect(130);
         drop(proxy);
+        wait_for("the daemon has ended it", || {
+            daemon.log().contains("transfer ended").then_some(())
+        });
         let end = copying.run(&daemon);
         copying.assert_right();
         let number = |name: &str| end[name].as_u64().expect("it is told");
@@ -291,4 +294,148 @@ fn an_interrupted_copy_goes_on_with_both_what_it_brought_and_the_older_copy() {
         assert_eq!(sum, FILE_BYTES, "{way:?} {end}");
         assert!(number("bytes_moved") <= FILE_BYTES / 2, "{way:?} {end}");
     }
+}
+
+#[test]
+fn by_content_what_is_the_same_stays_and_what_is_not_does_not_pass_for_it() {
+    for way in BOTH_WAYS {
+        for hash in ["blake3", "sha256"] {
+            let copying = Copying::new(way, &["-c", "--hash", hash]);
+            let daemon = copying.world.serve();
+            let inode = || fs::metadata(copying.copy()).unwrap().ino();
+            let older = inode();
+            // The same content with another time: only the time is set.
+            let end = copying.run(&daemon);
+            copying.assert_right();
+            assert_eq!(end["updated"], 1, "{way:?} {end}");
+            // All is the same.
+            let end = copying.run(&daemon);
+            assert_eq!(end["unchanged"], 1, "{way:?} {end}");
+            for (name, bytes) in [
+                ("bytes_moved", 0),
+                ("bytes_reused", FILE_BYTES),
+                ("files", 0),
+            ] {
+                assert_eq!(end[name], bytes, "{way:?} {end}");
+            }
+            assert_eq!(inode(), older);
+            // Another content with the same size and time.
+            let time = fs::metadata(copying.source()).unwrap();
+            for at in [50 * MIB, 9 * MIB] {
+                copying.change(at, 1);
+            }
+            tree::set_mtime(&copying.source(), time.mtime(), time.mtime_nsec());
+            let bytes = copying.copies(&daemon);
+            let (moved, reused) = (2 * MIB, FILE_BYTES - 2 * MIB);
+            assert_eq!(bytes, Bytes { moved, reused }, "{way:?}");
+            assert_ne!(inode(), older);
+        }
+    }
+}
+
+#[test]
+fn by_content_holes_are_compared_too() {
+    for way in BOTH_WAYS {
+        let copying = Copying::new(way, &["-c"]);
+        let daemon = copying.world.serve();
+        for path in [copying.source(), copying.copy()] {
+            let file = fs::File::create(path).unwrap();
+            file.set_len(FILE_BYTES).unwrap();
+            file.write_all_at(&[7; 4096], 0).unwrap();
+        }
+        let older = fs::File::options()
+            .write(true)
+            .open(copying.copy())
+            .unwrap();
+        // Zeros that are written are as good as a hole.
+        older.write_all_at(&[0; 4096], 20 * MIB).unwrap();
+        let end = copying.run(&daemon);
+        assert_eq!(
+            (&end["files"], &end["bytes_moved"]),
+            (&0.into(), &0.into()),
+            "{end}"
+        );
+        copying.assert_right();
+        // A byte in what is a hole of the source.
+        older.write_all_at(&[1], 30 * MIB).unwrap();
+        tree::set_mtime(&copying.copy(), OLD, 0);
+        tree::set_mtime(&copying.source(), OLD, 0);
+        let bytes = copying.copies(&daemon);
+        assert_eq!(
+            bytes,
+            Bytes {
+                moved: 0,
+                reused: MIB
+            },
+            "{way:?}"
+        );
+    }
+}
+
+#[test]
+fn small_files_are_told_apart_by_content_too() {
+    for way in BOTH_WAYS {
+        let world = World::new();
+        let (from, to) = match way {
+            Way::Pull => ("export", "local"),
+            Way::Push => ("local", "export"),
+        };
+        for (name, content) in [
+            ("same", "content"),
+            ("dated", "content"),
+            ("other", "content"),
+        ] {
+            for side in [from, to] {
+                let path = world.write(format!("{side}/tree/{name}"), content);
+                tree::set_mtime(&path, OLD, 5);
+            }
+        }
+        let path = world.write(format!("{from}/tree/other"), "CONTENT");
+        tree::set_mtime(&path, OLD, 5);
+        tree::set_mtime(&world.path(format!("{from}/tree/dated")), OLD + 9, 5);
+        let daemon = world.serve();
+        let inode = |name: &str| {
+            let path = world.path(format!("{to}/tree/{name}"));
+            fs::metadata(path).unwrap().ino()
+        };
+        let before = ["same", "dated"].map(inode);
+        let copy = |options: &[&str]| {
+            let (command, words) = match way {
+                Way::Pull => ("pull", [daemon.url("data/tree"), ".".into()]),
+                Way::Push => ("push", ["tree".into(), daemon.url("data/")]),
+            };
+            let command = world.rdcp(command).args(["--json", "-r"]).args(options);
+            command.args(words).run().ok().json().pop().unwrap()
+        };
+        let blind = copy(&[]);
+        assert_eq!(world.read(format!("{to}/tree/other")), b"content");
+        assert_eq!(blind["files"], 1, "the dated one, by its time: {blind}");
+        tree::set_mtime(&world.path(format!("{from}/tree/dated")), OLD + 12, 5);
+        let dated = inode("dated");
+        let end = copy(&["-c"]);
+        assert_eq!(world.read(format!("{to}/tree/other")), b"CONTENT");
+        assert_eq!(
+            (&end["files"], &end["updated"]),
+            (&1.into(), &1.into()),
+            "{end}"
+        );
+        assert_eq!(["same", "dated"].map(inode), [before[0], dated]);
+        let time = fs::metadata(world.path(format!("{to}/tree/dated")))
+            .unwrap()
+            .mtime();
+        assert_eq!(time, OLD + 12);
+    }
+}
+
+#[test]
+fn by_content_needs_a_hash_and_does_not_go_with_whole_files() {
+    let copying = Copying::new(Way::Pull, &["-c", "--hash", "none"]);
+    let daemon = copying.world.serve();
+    let refused = copying.start(|rest| daemon.url(rest)).wait();
+    refused.expect(2);
+    let both = Copying {
+        options: vec!["-c", "-W"],
+        ..copying
+    };
+    both.start(|rest| daemon.url(rest)).wait().expect(2);
 }

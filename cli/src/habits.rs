@@ -71,10 +71,6 @@ const TIPS: &[(&[&str], &str)] = &[
         &["--inplace"],
         "a file is always written whole under a hidden name and then renamed; leave it out",
     ),
-    (
-        &["-c", "--checksum"],
-        "files of the same size and time are left alone; 'rdcp verify LOCAL REMOTE' compares contents",
-    ),
     (&["-t", "--times"], "times are always carried; leave it out"),
     (
         &[

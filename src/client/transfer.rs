@@ -181,6 +181,7 @@ async fn run_pull(
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
+    check_reuse(&options)?;
     let placement = Placement {
         into_directory: ends_in_slash(&destination),
         make_parents: options.make_parents,
@@ -261,6 +262,7 @@ async fn run_push(
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
+    check_reuse(&options)?;
     let preserve = options.preserve;
     let paths = sources.clone();
     let found = session
@@ -489,6 +491,14 @@ pub(super) fn said_by(server: &str, fault: Fault) -> Error {
         );
     }
     fault.into()
+}
+
+/// What can't be asked for together.
+fn check_reuse(options: &TransferOptions) -> Result<(), Error> {
+    match delta::refusal(options.reuse, options.hash, true) {
+        Some(fault) => Err(Error::new(ErrorKind::Usage, fault.text)),
+        None => Ok(()),
+    }
 }
 
 /// Two sources that would have one name at the destination: nothing could make both right.

@@ -6,6 +6,8 @@
 //! written there. Runs on workers; memory is one chunk, whatever the file.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::resuming::{hash_chunk, hash_plan};
 use crate::engine::receiver::Proof;
@@ -14,9 +16,13 @@ use crate::storage::SinkFile;
 use crate::storage::sink::{Older, OlderCopy, PartFile};
 use crate::units::{ByteRange, ChunkIndex, ChunkSize};
 use crate::wire::message::{HashKind, Reuse};
+use crate::wire::{Fault, FaultCode};
 
 /// The older copy is read in pieces of this many bytes, which are hashed while they are in the cache.
 const PIECE_BYTES: usize = 256 << 10;
+/// Chunks of a file that are compared without being written, at most: what is remembered of each takes
+/// some 80 bytes.
+const UNWRITTEN_CHUNKS_MAX: usize = 1 << 18;
 
 /// What of it can be done: without digests nothing tells whether two chunks are the same, and a peer that
 /// may not read (`reads`) is not to learn it.
@@ -27,47 +33,198 @@ pub(crate) fn allowed(reuse: Reuse, hash: HashKind, reads: bool) -> Reuse {
     }
 }
 
-/// Which of the chunks the older copy has: these are in the part file then. Of the others nothing is
-/// left there where the source has no data, as `data` tells.
+/// Why files can't be told apart by content, if that was asked for.
+pub(crate) fn refusal(reuse: Reuse, hash: HashKind, reads: bool) -> Option<Fault> {
+    if !reuse.checksum {
+        return None;
+    }
+    if hash == HashKind::None {
+        let text = "files can't be told apart by content without a hash; choose one, or do without \
+                    --checksum";
+        return Some(Fault::new(FaultCode::Invalid, text));
+    }
+    let text = "this client's key may not read here, and what --checksum does would tell it what is \
+                there: push without it";
+    (!reads).then(|| Fault::new(FaultCode::Denied, text))
+}
+
+/// What was found of a file in its older copy.
 ///
-/// # Errors
-/// The part file could not be written: it is of no use.
-pub(super) fn take_same(
+/// A file that is told apart by content usually is what it was. Where taking a chunk means writing it,
+/// that is put off until something differs: until then the chunks are only remembered. What is written
+/// later is read and hashed again.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// The older copy stays if all is the same.
+    by_content: bool,
+    /// Chunks that were the same.
+    same: AtomicU64,
+    rest: Mutex<Rest>,
+}
+
+/// Chunks that were the same and are not in the part file.
+#[derive(Debug, Default)]
+struct Rest {
+    /// Nothing differs so far, and there is room for more.
+    grows: bool,
+    chunks: usize,
+    portions: Vec<Portion>,
+}
+
+#[derive(Debug)]
+struct Portion {
+    chunks: Vec<Asked>,
+    data: Arc<[ByteRange]>,
+}
+
+/// A chunk, how it is hashed, and the sender's value.
+type Asked = (ChunkIndex, Proof, [u8; 32]);
+
+impl Found {
+    pub(super) fn of(part: &PartFile) -> Self {
+        let writes = matches!(part.older(), Some(Older::Beside { .. }));
+        Self {
+            by_content: part.is_by_content(),
+            same: AtomicU64::new(0),
+            rest: Mutex::new(Rest {
+                grows: part.is_by_content() && writes,
+                ..Rest::default()
+            }),
+        }
+    }
+
+    /// Whether the older copy has all of so many chunks, and then stays.
+    pub(super) fn is_all(&self, chunks: u64) -> bool {
+        self.by_content && self.same.load(Ordering::Relaxed) == chunks
+    }
+
+    /// Which of the chunks the older copy has: these are in the part file then, or will be written there.
+    /// Of the others nothing is left there where the source has no data, as `data` tells.
+    ///
+    /// # Errors
+    /// The part file could not be written: it is of no use.
+    pub(super) fn take_same(
+        &self,
+        part: &PartFile,
+        len: u64,
+        size: ChunkSize,
+        chunks: Vec<Asked>,
+        data: Arc<[ByteRange]>,
+    ) -> io::Result<Vec<(ChunkIndex, bool)>> {
+        let put_off = self.rest().grows;
+        let mut buffer = Vec::new();
+        let mut compared = Vec::with_capacity(chunks.len());
+        let mut unwritten = Vec::new();
+        for asked in chunks {
+            let same = take(part, len, size, &asked, &data, put_off, &mut buffer)?;
+            compared.push((asked.0, same));
+            if same && put_off {
+                unwritten.push(asked);
+            }
+        }
+        let same = compared.iter().filter(|(_, same)| *same).count();
+        self.same.fetch_add(same as u64, Ordering::Relaxed);
+        let more = {
+            let mut rest = self.rest();
+            rest.chunks += unwritten.len();
+            rest.grows &= same == compared.len() && rest.chunks < UNWRITTEN_CHUNKS_MAX;
+            if !unwritten.is_empty() {
+                let chunks = unwritten;
+                rest.portions.push(Portion { chunks, data });
+            }
+            // What was put off is made up for bit by bit.
+            if rest.grows {
+                None
+            } else {
+                rest.portions.pop()
+            }
+        };
+        if let Some(portion) = more {
+            write(part, len, size, &portion, &mut buffer)?;
+        }
+        Ok(compared)
+    }
+
+    /// Writes what was only compared so far; after each portion it asks whether to go on.
+    ///
+    /// # Errors
+    /// The part file could not be written, or the older copy is not what it was any more.
+    pub(super) fn write_rest(
+        &self,
+        part: &PartFile,
+        len: u64,
+        size: ChunkSize,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> io::Result<()> {
+        let mut buffer = Vec::new();
+        loop {
+            let portion = self.rest().portions.pop();
+            let Some(portion) = portion else {
+                return Ok(());
+            };
+            write(part, len, size, &portion, &mut buffer)?;
+            if !goes_on() {
+                return Err(io::Error::other("the transfer was ended"));
+            }
+        }
+    }
+
+    fn rest(&self) -> MutexGuard<'_, Rest> {
+        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the older copy has a chunk, which then is in the part file unless that is put off.
+fn take(
     part: &PartFile,
     len: u64,
     size: ChunkSize,
-    chunks: &[(ChunkIndex, Proof, [u8; 32])],
+    &(chunk, proof, value): &Asked,
     data: &[ByteRange],
-) -> io::Result<Vec<(ChunkIndex, bool)>> {
-    let mut buffer = Vec::new();
-    let mut compared = Vec::with_capacity(chunks.len());
-    for &(chunk, proof, value) in chunks {
-        let plan = hash_plan(proof, chunk, size, len);
-        let bytes = size.range(chunk, len);
-        let same = match part.older() {
-            Some(Older::Within { .. }) => {
-                buffer.resize(PIECE_BYTES, 0);
-                // What can't be read is not there.
-                let found = hash_chunk(part, &plan, chunk, size, len, &mut buffer);
-                let same = found.ok().flatten() == Some(value);
-                if !same && !covers(data, bytes) {
-                    part.clear(bytes)?;
-                }
-                same
+    put_off: bool,
+    buffer: &mut Vec<u8>,
+) -> io::Result<bool> {
+    let plan = hash_plan(proof, chunk, size, len);
+    let bytes = size.range(chunk, len);
+    match part.older() {
+        Some(Older::Within { .. }) => {
+            buffer.resize(PIECE_BYTES, 0);
+            // What can't be read is not there.
+            let found = hash_chunk(part, &plan, chunk, size, len, buffer);
+            let same = found.ok().flatten() == Some(value);
+            if !same && !covers(data, bytes) {
+                part.clear(bytes)?;
             }
-            Some(Older::Beside { copy, .. }) => {
-                buffer.resize(usize::try_from(bytes.len()).unwrap_or(usize::MAX), 0);
-                let same = read_chunk(copy, &plan, bytes.start, &mut buffer) == Some(value);
-                if same {
-                    write_data(part, bytes, &buffer, data)?;
-                }
-                same
+            Ok(same)
+        }
+        Some(Older::Beside { copy, .. }) => {
+            buffer.resize(usize::try_from(bytes.len()).unwrap_or(usize::MAX), 0);
+            let same = read_chunk(copy, &plan, bytes.start, buffer) == Some(value);
+            if same && !put_off {
+                write_data(part, bytes, buffer, data)?;
             }
-            None => false,
-        };
-        compared.push((chunk, same));
+            Ok(same)
+        }
+        None => Ok(false),
     }
-    Ok(compared)
+}
+
+/// Writes what was put off.
+fn write(
+    part: &PartFile,
+    len: u64,
+    size: ChunkSize,
+    portion: &Portion,
+    buffer: &mut Vec<u8>,
+) -> io::Result<()> {
+    for asked in &portion.chunks {
+        if !take(part, len, size, asked, &portion.data, false, buffer)? {
+            let text =
+                "the file that is to be replaced changed while it was compared; run it again";
+            return Err(io::Error::other(text));
+        }
+    }
+    Ok(())
 }
 
 /// Reads a whole chunk of the copy, and its value; nothing if it can't be read.

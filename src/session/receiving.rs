@@ -17,13 +17,14 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
 use self::packs::store_pack;
+use super::delta::Found;
 use super::exposing::RENEWAL_PAUSE;
 use super::peer::{Inbound, Seat};
 use super::remarks::Remarks;
 use super::resuming::{RECORDING_BYTES, RECORDING_PAUSE, Records, clear_holes, hash_plan};
 use super::watch::{Attention, Ended, Watch};
 use crate::engine::receiver::{
-    FetchFailure, Input, Output, PackFile, PackResult, Prepared, ReceiverOptions,
+    FetchFailure, Input, Output, PackFile, PackResult, Prepared, Published, ReceiverOptions,
 };
 use crate::engine::{self, Event, FetchToken, LaneId, Receiver};
 use crate::ids::{EntryId, RegionId};
@@ -33,7 +34,7 @@ use crate::manifest::{Item, Version};
 use crate::memory::Slot;
 use crate::storage::sink::{Identity, Older, PartFile, Placed, PlacedPage, Sink};
 use crate::storage::{SinkFile, StorageError};
-use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
+use crate::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
 use crate::wire::message::{Carried, HashKind, Outcome, Remark, Wanted};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
@@ -92,6 +93,9 @@ struct File {
     sink: Option<Arc<PartFile>>,
     len: u64,
     records: Records,
+    found: Arc<Found>,
+    /// Chunks that are there and proved.
+    verified: u64,
     root: Option<RootBuilder>,
     holes: Vec<ChunkRange>,
     last_value: Option<[u8; 32]>,
@@ -119,6 +123,8 @@ enum Done {
     Prepared(EntryId, Result<Arc<PartFile>, Fault>),
     /// The records of an entry that were given to its journal are in it.
     Recorded(EntryId),
+    /// One of several jobs' worth of a long one is done.
+    GoesOn,
     /// What became of a page.
     Placed(u64, PlacedPage),
     /// Answers for the engine, of a job for several orders.
@@ -297,6 +303,7 @@ impl Driver {
                         older: part.older().map_or(0, Older::chunks),
                     };
                     if let Some(file) = self.files.get_mut(&entry) {
+                        file.found = Arc::new(Found::of(&part));
                         file.records = Records::of(&part);
                         file.sink = Some(part);
                     }
@@ -310,6 +317,7 @@ impl Driver {
                 }
                 return None;
             }
+            Done::GoesOn => return None,
             Done::Placed(page, placed) => {
                 self.placing = false;
                 self.engine.handle(Input::Placed {
@@ -550,6 +558,8 @@ impl Driver {
             sink: None,
             len: file_len,
             records: Records::default(),
+            found: Arc::default(),
+            verified: 0,
             root,
             holes: Vec::new(),
             last_value: None,
@@ -636,6 +646,7 @@ impl Driver {
         let (Some(file), Some(digest)) = (self.files.get_mut(&entry), digest) else {
             return;
         };
+        file.verified += 1;
         file.records.add(file.sink.as_deref(), chunk, digest);
         let is_due = file.records.bytes(self.chunk) >= RECORDING_BYTES;
         if let Some(root) = &mut file.root
@@ -665,14 +676,42 @@ impl Driver {
             .collect();
         let sink = Arc::clone(&self.sink);
         let (hash, chunk) = (self.hash, self.chunk);
+        let results = self.results.clone();
         self.job(move || {
             let mut digests: HashMap<EntryId, Option<[u8; 32]>> = HashMap::new();
-            let mut failed = Vec::new();
+            let mut ended = Vec::new();
             for (entry, path, file) in files {
+                if let Some(file) = file
+                    .as_ref()
+                    .filter(|file| file.found.is_all(file.verified))
+                {
+                    match sink.keep_compared(entry, &file.hole_ranges(chunk)) {
+                        Ok(None) => {}
+                        kept => {
+                            let updated = |kept| kept == Some(true);
+                            let result = kept.map(|kept| Published::Kept {
+                                updated: updated(kept),
+                            });
+                            ended.push(Input::Published { entry, result });
+                            continue;
+                        }
+                    }
+                }
+                let written = file.as_ref().map_or(Ok(()), |file| {
+                    file.write_rest(chunk, || {
+                        let _ = results.send(Done::GoesOn);
+                        sink.is_running()
+                    })
+                });
+                if let Err(error) = written {
+                    let result = Err(write_fault(&path, error));
+                    ended.push(Input::Published { entry, result });
+                    continue;
+                }
                 let cleared = file.as_ref().map_or(Ok(()), |file| file.clear_holes(chunk));
                 if let Err(error) = cleared {
                     let result = Err(write_fault(&path, error));
-                    failed.push(Input::Published { entry, result });
+                    ended.push(Input::Published { entry, result });
                     continue;
                 }
                 digests.insert(entry, file.and_then(|file| file.digest(hash, chunk)));
@@ -682,11 +721,11 @@ impl Driver {
                 let digest = digests.get(&entry).copied().flatten();
                 Input::Published {
                     entry,
-                    result: result.map(|()| digest),
+                    result: result.map(|()| Published::New { digest }),
                 }
             };
             let published = sink.publish_all(&entries).into_iter().map(answer);
-            Done::Inputs(published.chain(failed).collect())
+            Done::Inputs(published.chain(ended).collect())
         });
     }
 
@@ -709,6 +748,24 @@ impl File {
     fn clear_holes(&self, chunk: ChunkSize) -> std::io::Result<()> {
         match &self.sink {
             Some(part) => clear_holes(part, self.len, chunk, &self.holes),
+            None => Ok(()),
+        }
+    }
+
+    /// The bytes that are holes at the source.
+    fn hole_ranges(&self, chunk: ChunkSize) -> Vec<ByteRange> {
+        let filled = self.holes.iter().filter(|hole| hole.start < hole.end);
+        let ranges = filled.map(|hole| ByteRange {
+            start: chunk.range(ChunkIndex(hole.start), self.len).start,
+            end: chunk.range(ChunkIndex(hole.end - 1), self.len).end,
+        });
+        ranges.collect()
+    }
+
+    /// Writes what was only compared so far. `goes_on` is asked now and then.
+    fn write_rest(&self, chunk: ChunkSize, goes_on: impl FnMut() -> bool) -> std::io::Result<()> {
+        match &self.sink {
+            Some(part) => self.found.write_rest(part, self.len, chunk, goes_on),
             None => Ok(()),
         }
     }

@@ -286,7 +286,7 @@ impl Watch {
                 }
                 bytes.saturating_add(kept)
             }
-            _ => 0,
+            _ => kept,
         };
         // What had landed of a file that failed, or was fetched twice, is counted already: no sum of
         // bytes done may pass that of the bytes seen.

@@ -17,6 +17,7 @@ mod destination;
 mod directory;
 mod finish;
 mod journal;
+mod kept;
 mod link;
 mod media;
 mod notes;
@@ -181,6 +182,8 @@ struct Job {
     existing_mode: Option<u32>,
     /// That file, if its content is of use: chunks before this one will be compared, and no others.
     older: Option<(Status, u64)>,
+    /// That file, if it is to stay should its content be what the source has.
+    compared: Option<Status>,
 }
 
 #[derive(Debug)]
@@ -268,6 +271,11 @@ impl Sink {
     /// Whether entries are durable before they count as done.
     pub(crate) fn syncs(&self) -> bool {
         self.sync
+    }
+
+    /// Whether it has not been stopped.
+    pub(crate) fn is_running(&self) -> bool {
+        !self.stopped.load(Ordering::Relaxed)
     }
 
     /// Whether there is still any sense in beginning something.

@@ -298,6 +298,8 @@ pub struct SinkFile {
     pub written: BTreeMap<u64, u64>,
     /// What of that did not travel.
     pub kept: BTreeSet<u64>,
+    /// What of that an older copy had.
+    pub compared: BTreeSet<u64>,
     pub verified: BTreeSet<u64>,
     pub holes: BTreeSet<u64>,
 }

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use rdcp::engine::receiver::{self, FetchFailure, PackResult, Placed, Prepared, ReceiverOptions};
+use rdcp::engine::receiver::{
+    self, FetchFailure, PackResult, Placed, Prepared, Published, ReceiverOptions,
+};
 use rdcp::engine::sender::{self, ExposedWindow, FilledPack, OpenedFile, SenderOptions};
 use rdcp::engine::{FetchToken, LaneId, Receiver, Sender};
 use rdcp::ids::{EntryId, RegionId, RemoteKey};
@@ -296,6 +298,9 @@ impl ReceiverSide {
                 let results = files.iter().map(|file| {
                     let result = match choose(5) {
                         0 => PackResult::Mismatch,
+                        2 => PackResult::Kept {
+                            updated: choose(2) == 0,
+                        },
                         1 => PackResult::Failed(fault(choose)),
                         _ => PackResult::Stored { digest: None },
                     };
@@ -308,7 +313,12 @@ impl ReceiverSide {
             }
             Output::Publish { entry } => Input::Published {
                 entry,
-                result: result.map(|()| None),
+                result: result.map(|()| match choose(3) {
+                    0 => Published::Kept {
+                        updated: choose(2) == 0,
+                    },
+                    _ => Published::New { digest: None },
+                }),
             },
             Output::Link { entry, .. } => Input::Linked {
                 entry,

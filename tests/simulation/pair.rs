@@ -1363,7 +1363,18 @@ impl Pair {
                 Input::PackStored { region, results }
             }
             Output::Publish { entry } => {
-                let result = self.publish(entry).map_or(Ok(None), Err);
+                // What an older copy had all of may stay.
+                let kept = self.plan.older && entry.0.is_multiple_of(2) && {
+                    let sink = &self.sink.files[&entry];
+                    !sink.verified.is_empty() && sink.verified.is_subset(&sink.compared)
+                };
+                let published = match kept {
+                    true => receiver::Published::Kept {
+                        updated: entry.0.is_multiple_of(4),
+                    },
+                    false => receiver::Published::New { digest: None },
+                };
+                let result = self.publish(entry).map_or(Ok(published), Err);
                 Input::Published { entry, result }
             }
             Output::Link { entry, to } => {
@@ -1481,6 +1492,7 @@ impl Pair {
             if same {
                 sink.written.insert(chunk.0, content);
                 sink.kept.insert(chunk.0);
+                sink.compared.insert(chunk.0);
             }
             compared.push((chunk, same));
         }
@@ -1602,6 +1614,11 @@ impl Pair {
                         && matches!(fault.code, FaultCode::Storage | FaultCode::Integrity);
                     let allowed = file.trouble.allowed(fault.code) || refused || given_up;
                     assert!(allowed, "{entry}, {:?}, failed: {fault:?}", file.trouble);
+                }
+                Outcome::Unchanged | Outcome::Updated => {
+                    let sink = &self.sink.files[&entry];
+                    let all = sink.verified.is_subset(&sink.compared);
+                    assert!(all, "{entry} is said to have been there");
                 }
                 Outcome::Published { .. } => {
                     let always = matches!(

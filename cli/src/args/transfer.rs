@@ -100,6 +100,13 @@ pub(crate) struct TransferArgs {
     #[arg(long, help_heading = DESTINATION)]
     pub(crate) no_fsync: bool,
 
+    /// Tell files apart by content: the same size and time are no proof that a file is there
+    ///
+    /// A file with the size of its source is read and hashed at both ends. What is the same stays and
+    /// counts as unchanged, or as updated if its time or what else is carried differed; of what is not,
+    /// only the chunks that differ travel. Files up to 256 KiB travel to be compared. Not with --hash none.
+    #[arg(short, long, conflicts_with = "whole_file", help_heading = DESTINATION)]
+    pub(crate) checksum: bool,
     /// Copy files whole, whatever an older copy at the destination has already
     ///
     /// Without it, a file that replaces an older copy of itself takes from that what is the same, and

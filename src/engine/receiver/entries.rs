@@ -11,7 +11,7 @@ use crate::wire::message::{HashKind, ManifestPage, Outcome, Wanted};
 use crate::wire::{Fault, FaultCode};
 
 use super::file::{File, Phase};
-use super::{FINISHING_MAX, Output, Placed, Receiver};
+use super::{FINISHING_MAX, Output, Placed, Published, Receiver};
 
 /// Failed files that hard links may still come to; more of them end the run, as the links could
 /// not be told from those to good files.
@@ -506,7 +506,7 @@ impl Receiver {
     pub(super) fn published(
         &mut self,
         entry: EntryId,
-        result: Result<Option<[u8; 32]>, Fault>,
+        result: Result<Published, Fault>,
     ) -> Result<(), Fault> {
         self.job_done()?;
         let Some(file) = self.file(entry) else {
@@ -514,10 +514,14 @@ impl Receiver {
         };
         file.pending -= 1;
         match result {
-            Ok(digest) if matches!(file.phase, Phase::Publishing) => {
+            Ok(published) if matches!(file.phase, Phase::Publishing) => {
                 let bytes = file.bytes;
                 self.finishing -= 1;
-                self.settle(entry, Outcome::Published { bytes, digest });
+                let outcome = match published {
+                    Published::New { digest } => Outcome::Published { bytes, digest },
+                    Published::Kept { updated } => kept(updated),
+                };
+                self.settle(entry, outcome);
             }
             // It failed meanwhile: that it has its name now does not make it right.
             Ok(_) => self.drain(entry),
@@ -554,6 +558,14 @@ impl Receiver {
                 self.outbox.settled.push((entry, outcome));
             }
         }
+    }
+}
+
+/// How an entry ended whose content was there.
+pub(super) fn kept(updated: bool) -> Outcome {
+    match updated {
+        true => Outcome::Updated,
+        false => Outcome::Unchanged,
     }
 }
 

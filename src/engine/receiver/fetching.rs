@@ -7,7 +7,7 @@ use crate::units::ChunkIndex;
 use crate::wire::message::{HashKind, Outcome};
 use crate::wire::{Fault, FaultCode};
 
-use super::entries::{State, changed};
+use super::entries::{State, changed, kept};
 use super::file::{Keep, PartFile, Phase, Step};
 use super::lanes::{Avoid, InFlight, Pick, TCP, Target};
 use super::{Fetch, FetchFailure, Output, PackResult, Prepared, Receiver};
@@ -247,7 +247,7 @@ impl Receiver {
             return Err(internal("chunks were proved of a region that was released"));
         };
         let mut bytes = 0;
-        let mut kept = Vec::with_capacity(chunks.len());
+        let mut proved = Vec::with_capacity(chunks.len());
         let mut is_changed = false;
         for (chunk, value) in chunks {
             let Some(index) = window.position(chunk.0) else {
@@ -257,7 +257,7 @@ impl Receiver {
                 Keep::Yes => {
                     bytes += size.range(chunk, file_len).len();
                     let digest = Some(value);
-                    kept.push(Output::Verified {
+                    proved.push(Output::Verified {
                         entry,
                         chunk,
                         digest,
@@ -273,7 +273,7 @@ impl Receiver {
             self.fail_file(entry, changed());
             return Ok(());
         }
-        self.outputs.extend(kept);
+        self.outputs.extend(proved);
         if bytes > 0 {
             let resumed = &mut self.ledger.carried.resumed;
             *resumed = resumed.saturating_add(bytes);
@@ -565,6 +565,10 @@ impl Receiver {
                             digest,
                         },
                     );
+                }
+                PackResult::Kept { updated } => {
+                    self.moved += file.len;
+                    self.settle(entry, kept(updated));
                 }
                 PackResult::Mismatch => wrong.push(file),
                 PackResult::Failed(fault) => {

@@ -116,12 +116,12 @@ pub enum Input {
         /// One per file of the output.
         results: Vec<(EntryId, PackResult)>,
     },
-    /// Answer to [`Output::Publish`]: the file's digest if it is known.
+    /// Answer to [`Output::Publish`].
     Published {
         /// From the output.
         entry: EntryId,
         /// The file is under its name (durable if asked for), or why not.
-        result: Result<Option<[u8; 32]>, Fault>,
+        result: Result<Published, Fault>,
     },
     /// Answer to [`Output::Link`].
     Linked {
@@ -175,6 +175,21 @@ pub enum Placed {
     Link(EntryId),
 }
 
+/// How a file that is complete came to stand under its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Published {
+    /// It was put there.
+    New {
+        /// Its digest if it is known.
+        digest: Option<[u8; 32]>,
+    },
+    /// What stood there had the same content and stays.
+    Kept {
+        /// Its metadata was brought up to date.
+        updated: bool,
+    },
+}
+
 /// Why a fetch brought nothing.
 #[derive(Clone, Debug)]
 pub enum FetchFailure {
@@ -196,6 +211,11 @@ pub enum PackResult {
     Stored {
         /// Its digest if there is a hash.
         digest: Option<[u8; 32]>,
+    },
+    /// What stood there had the same content and stays.
+    Kept {
+        /// Its metadata was brought up to date.
+        updated: bool,
     },
     /// Its bytes did not match the expected digests; nothing was stored.
     Mismatch,

@@ -18,7 +18,7 @@ mod outbox;
 mod pack;
 
 pub use io::{
-    Fetch, FetchFailure, Input, Output, PackFile, PackResult, Placed, Prepared, Proof,
+    Fetch, FetchFailure, Input, Output, PackFile, PackResult, Placed, Prepared, Proof, Published,
     ReceiverOptions,
 };
 

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use super::{Done, Driver, write_fault};
 use crate::engine::receiver::{Input, Proof};
 use crate::ids::{EntryId, RegionId};
-use crate::session::delta;
 use crate::units::{ByteRange, ChunkIndex};
 use crate::wire::{Fault, FaultCode};
 
@@ -22,12 +21,16 @@ impl Driver {
         data: Arc<[ByteRange]>,
     ) {
         let file = self.files.get(&entry);
-        let part = file.and_then(|file| file.sink.clone().map(|part| (part, file.len)));
+        let part = file.and_then(|file| {
+            let part = file.sink.clone()?;
+            Some((part, file.len, Arc::clone(&file.found)))
+        });
         let size = self.chunk;
         let path = self.watch.path(entry);
         self.job(move || {
             let result = match part {
-                Some((part, len)) => delta::take_same(&part, len, size, &chunks, &data)
+                Some((part, len, found)) => found
+                    .take_same(&part, len, size, chunks, data)
                     .map_err(|error| write_fault(&path, error)),
                 None => Err(Fault::new(FaultCode::Internal, "no part file is open")),
             };

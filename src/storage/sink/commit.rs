@@ -119,7 +119,9 @@ impl Sink {
                 if made.changed {
                     self.notes.of(entry).add(RemarkKind::BegunAnew);
                 }
-                let part = Arc::new(made.part.counted(|| self.descriptors.hold()));
+                let mut part = made.part.counted(|| self.descriptors.hold());
+                part.by_content = job.compared.is_some_and(|there| there.len == file_len);
+                let part = Arc::new(part);
                 self.give_back(entry, State::Open(part.clone()));
                 Ok(part)
             }

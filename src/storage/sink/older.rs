@@ -16,10 +16,6 @@ use crate::storage::at;
 use crate::storage::status::Status;
 use crate::units::ChunkSize;
 
-/// Files of fewer chunks than this are fetched whole, unless they are to be told apart by content:
-/// there is little to save, and both ends would hash for it.
-const COMPARED_CHUNKS_MIN: u64 = 4;
-
 /// An open older copy.
 #[derive(Debug)]
 pub(crate) struct OlderCopy {
@@ -53,14 +49,6 @@ pub(super) fn whole_chunks(chunk: ChunkSize, older_len: u64, len: u64) -> u64 {
         chunk.count(len)
     } else {
         older_len / chunk.bytes()
-    }
-}
-
-/// The same, or 0 if they are too few to compare.
-pub(super) fn comparable_chunks(chunk: ChunkSize, older_len: u64, len: u64) -> u64 {
-    match whole_chunks(chunk, older_len, len) {
-        chunks if chunks < COMPARED_CHUNKS_MIN => 0,
-        chunks => chunks,
     }
 }
 

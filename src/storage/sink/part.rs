@@ -65,6 +65,8 @@ pub(crate) struct PartFile {
     claims: Claims,
     /// What it is to replace, if that has some of the same bytes.
     older: Option<Older>,
+    /// That stays if its content turns out to be the same.
+    pub(super) by_content: bool,
     /// Where that is recorded, for runs to come.
     recording: Mutex<Recording>,
 }
@@ -145,6 +147,7 @@ impl PartFile {
                 named: AtomicBool::new(true),
                 claims: Claims::default(),
                 older: None,
+                by_content: false,
                 recording: Mutex::new(identity.map_or(Recording::Off, Recording::Wanted)),
             };
             // Somebody may take it for a leftover in the moment before it is locked.
@@ -183,6 +186,7 @@ impl PartFile {
             named: AtomicBool::new(true),
             claims: found.claims,
             older: None,
+            by_content: false,
             recording: Mutex::new(Recording::On(found.journal)),
         };
         part.direct = part.open_direct();
@@ -197,6 +201,11 @@ impl PartFile {
     /// Where the bytes of what it is to replace are to be had, if anywhere.
     pub(crate) fn older(&self) -> Option<&Older> {
         self.older.as_ref()
+    }
+
+    /// Whether what it is to replace stays if its content turns out to be the same.
+    pub(crate) fn is_by_content(&self) -> bool {
+        self.by_content
     }
 
     /// Whether there may be bytes in it that nobody has proved: holes of the source must be emptied.

@@ -35,6 +35,10 @@ const UNENDED_MAX: usize = DEPTH_MAX + 1;
 /// How often a name is looked at whose file is another each time.
 const LOOKS_MAX: u32 = 8;
 
+/// Files of fewer chunks than this are fetched whole, unless they are to be told apart by content:
+/// there is little to save, and both ends would hash for it.
+const COMPARED_CHUNKS_MIN: u64 = 4;
+
 /// Where an entry is put.
 struct Spot {
     parent: Parent,
@@ -43,6 +47,16 @@ struct Spot {
     name: Option<Name>,
     /// The directory was made by this run, so nothing is expected in it.
     fresh: bool,
+}
+
+/// What is there of a file that is wanted, and of use.
+#[derive(Default)]
+struct Existing {
+    there: Option<Status>,
+    /// Chunks before this one are compared.
+    chunks: u64,
+    /// It stays if its content is the same.
+    compared: Option<Status>,
 }
 
 /// What one page needs to remember.
@@ -267,7 +281,8 @@ impl Sink {
         let mut looks = 1;
         while let Some(seen) = &there {
             let shown = spot.directory.shown(spot.name()?);
-            let outcome = match compare::file(offered, seen, self.overwrite, page.now) {
+            let by_content = self.reuse.checksum;
+            let outcome = match compare::file(offered, seen, self.overwrite, by_content, page.now) {
                 Decision::Replace => break,
                 Decision::Keep => Some(Outcome::Unchanged),
                 Decision::Same => self.update_file(id, &spot, &shown, &metadata, seen)?,
@@ -289,7 +304,13 @@ impl Sink {
         }
         let there = there.filter(Status::is_file);
         let chunks = there.map_or(0, |there| self.comparable(offered, &there));
-        self.want(id, spot, metadata, linked, (there, chunks), State::Wanted)?;
+        let compared = there.filter(|there| self.reuse.checksum && there.len == offered.len);
+        let existing = Existing {
+            there,
+            chunks,
+            compared,
+        };
+        self.want(id, spot, metadata, linked, existing, State::Wanted)?;
         Ok(match chunks {
             0 => Placed::Fetch,
             chunks => Placed::Compare { chunks },
@@ -299,10 +320,17 @@ impl Sink {
     /// How many chunks of what is there are to be compared with what is offered.
     fn comparable(&self, offered: Offered, there: &Status) -> u64 {
         // Small files come in packs, whole.
-        if !self.reuse.delta || offered.len <= PACK_FILE_BYTES_MAX {
+        if offered.len <= PACK_FILE_BYTES_MAX {
             return 0;
         }
-        older::comparable_chunks(self.chunk, there.len, offered.len)
+        let chunks = older::whole_chunks(self.chunk, there.len, offered.len);
+        let is_compared = self.reuse.checksum && there.len == offered.len;
+        let is_worth_it = self.reuse.delta && chunks >= COMPARED_CHUNKS_MIN;
+        if is_compared || is_worth_it {
+            chunks
+        } else {
+            0
+        }
     }
 
     /// Content is the same; the rest is brought up to date where that was asked for. Nothing: another
@@ -443,7 +471,14 @@ impl Sink {
                 _ => {}
             }
         }
-        self.want(id, spot, metadata, false, (None, 0), State::Link(to))?;
+        self.want(
+            id,
+            spot,
+            metadata,
+            false,
+            Existing::default(),
+            State::Link(to),
+        )?;
         Ok(Placed::Link { to })
     }
 
@@ -453,7 +488,7 @@ impl Sink {
         spot: Spot,
         metadata: Metadata,
         linked: bool,
-        (existing, chunks): (Option<Status>, u64),
+        existing: Existing,
         state: State,
     ) -> Result<(), Fault> {
         let Spot {
@@ -462,6 +497,11 @@ impl Sink {
             name,
             fresh,
         } = spot;
+        let Existing {
+            there,
+            chunks,
+            compared,
+        } = existing;
         let name = name.ok_or_else(nameless)?;
         self.sweep(&directory, fresh);
         let key = (directory.inode.0, directory.inode.1, stem_of(&name));
@@ -481,8 +521,9 @@ impl Sink {
             name,
             metadata,
             linked,
-            existing_mode: existing.map(|there| there.mode),
-            older: existing.filter(|_| chunks > 0).map(|there| (there, chunks)),
+            existing_mode: there.map(|there| there.mode),
+            older: there.filter(|_| chunks > 0).map(|there| (there, chunks)),
+            compared,
         };
         table.pending.insert(id, Pending { job, key, state });
         Ok(())

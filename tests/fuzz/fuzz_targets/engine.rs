@@ -6,7 +6,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use rdcp::engine::receiver::{
-    FetchFailure, Input as In, Output as Out, PackResult, Placed, Prepared, ReceiverOptions,
+    FetchFailure, Input as In, Output as Out, PackResult, Placed, Prepared, Published, ReceiverOptions,
 };
 use rdcp::engine::sender::{ExposedWindow, FilledPack, OpenedFile, SenderOptions};
 use rdcp::engine::sender::{Input as SendIn, Output as SendOut};
@@ -137,8 +137,9 @@ fn answer(job: Out, draw: &mut Draw<'_>) -> In {
         Out::FetchPack { token, .. } => In::Landed { token, result: landed(draw) },
         Out::StorePack { region, files, .. } => {
             let results = files.iter().map(|file| {
-                let result = match draw.below(4) {
+                let result = match draw.below(5) {
                     0 => PackResult::Mismatch,
+                    2 => PackResult::Kept { updated: draw.coin() },
                     1 => PackResult::Failed(fault()),
                     _ => PackResult::Stored { digest: None },
                 };
@@ -146,7 +147,13 @@ fn answer(job: Out, draw: &mut Draw<'_>) -> In {
             });
             In::PackStored { region, results: results.collect() }
         }
-        Out::Publish { entry } => In::Published { entry, result: done(well).map(|()| None) },
+        Out::Publish { entry } => {
+            let published = match draw.below(3) {
+                0 => Published::Kept { updated: draw.coin() },
+                _ => Published::New { digest: None },
+            };
+            In::Published { entry, result: done(well).map(|()| published) }
+        }
         Out::Link { entry, .. } => In::Linked { entry, result: done(well).map(|()| well) },
         _ => In::DirectoriesSettled(Vec::new()),
     }
