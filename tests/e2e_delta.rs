@@ -439,3 +439,181 @@ fn by_content_needs_a_hash_and_does_not_go_with_whole_files() {
     };
     both.start(|rest| daemon.url(rest)).wait().expect(2);
 }
+
+#[test]
+fn in_place_only_what_differs_is_written_into_the_file_that_is_there() {
+    for reactor in Reactor::BOTH {
+        for way in BOTH_WAYS {
+            let copying = Copying::with(World::with(reactor), way, &["--inplace"]);
+            for at in [3 * MIB + 5, 40 * MIB] {
+                copying.change(at, 1);
+            }
+            let daemon = copying.world.serve();
+            let inode = || fs::metadata(copying.copy()).unwrap().ino();
+            let older = inode();
+            let bytes = copying.copies(&daemon);
+            let (moved, reused) = (2 * MIB, FILE_BYTES - 2 * MIB);
+            assert_eq!(bytes, Bytes { moved, reused }, "{reactor:?} {way:?}");
+            // It grows, with a hole, and then shrinks.
+            let file = fs::File::options()
+                .write(true)
+                .open(copying.source())
+                .unwrap();
+            file.set_len(FILE_BYTES + 4 * MIB).unwrap();
+            file.write_all_at(&[9; 100], FILE_BYTES + 3 * MIB).unwrap();
+            let bytes = copying.copies(&daemon);
+            assert_eq!((bytes.moved, bytes.reused), (MIB, FILE_BYTES));
+            file.set_len(10 * MIB + 3).unwrap();
+            let bytes = copying.copies(&daemon);
+            assert_eq!((bytes.moved, bytes.reused), (0, 10 * MIB + 3));
+            assert_eq!(inode(), older, "{reactor:?} {way:?}");
+        }
+    }
+}
+
+#[test]
+fn in_place_holes_of_the_source_are_zeros() {
+    for options in [
+        ["--inplace"].as_slice(),
+        &["--inplace", "-W"],
+        &["--inplace", "--hash", "none"],
+    ] {
+        for way in BOTH_WAYS {
+            let copying = Copying::new(way, options);
+            let data = fs::read(copying.source()).unwrap();
+            let source = fs::File::create(copying.source()).unwrap();
+            source.set_len(FILE_BYTES).unwrap();
+            let start = usize::try_from(35 * MIB + (512 << 10)).unwrap();
+            let island = &data[start..start + 5000];
+            source.write_all_at(island, start as u64).unwrap();
+            let daemon = copying.world.serve();
+            let older = fs::metadata(copying.copy()).unwrap().ino();
+            let bytes = copying.copies(&daemon);
+            // A sender counts what is data in the chunk.
+            assert_eq!(bytes.reused, 0, "{options:?} {way:?}");
+            assert!(
+                (1..=MIB).contains(&bytes.moved),
+                "{options:?} {way:?} {bytes:?}"
+            );
+            assert_eq!(fs::metadata(copying.copy()).unwrap().ino(), older);
+        }
+    }
+}
+
+#[test]
+fn in_place_what_has_several_names_or_none_is_not_written_to() {
+    for way in BOTH_WAYS {
+        for len in [FILE_BYTES, 1000] {
+            let copying = Copying::new(way, &["--inplace"]);
+            for path in [copying.source(), copying.copy()] {
+                let file = fs::File::options().write(true).open(path).unwrap();
+                file.set_len(len).unwrap();
+            }
+            copying.change(5, 1);
+            let daemon = copying.world.serve();
+            let before = fs::read(copying.copy()).unwrap();
+            let other = copying.copy().with_file_name("aside");
+            fs::hard_link(copying.copy(), &other).unwrap();
+            let refused = copying.start(|rest| daemon.url(rest)).wait();
+            let said = refused.expect(12);
+            assert!(
+                said.text().contains("2 names (hard links)"),
+                "{}",
+                said.text()
+            );
+            assert!(fs::read(&other).unwrap() == before, "{way:?}");
+
+            // A symbolic link is replaced, and what it leads to stays.
+            fs::remove_file(copying.copy()).unwrap();
+            std::os::unix::fs::symlink("aside", copying.copy()).unwrap();
+            copying.copies(&daemon);
+            assert!(fs::symlink_metadata(copying.copy()).unwrap().is_file());
+            assert!(fs::read(&other).unwrap() == before, "{way:?}");
+
+            // What is not there is made as ever.
+            fs::remove_file(copying.copy()).unwrap();
+            copying.copies(&daemon);
+        }
+    }
+}
+
+#[test]
+fn in_place_small_files_keep_their_identity() {
+    for way in BOTH_WAYS {
+        let copying = Copying::new(way, &["--inplace"]);
+        let daemon = copying.world.serve();
+        let inode = || fs::metadata(copying.copy()).unwrap().ino();
+        let older = inode();
+        for content in [
+            "a first content",
+            "shorter",
+            "",
+            "longer than the others were",
+        ] {
+            fs::write(copying.source(), content).unwrap();
+            copying.copies(&daemon);
+            assert_eq!(inode(), older);
+        }
+    }
+}
+
+#[test]
+fn in_place_an_interrupted_copy_is_mended_by_the_same_command() {
+    for way in BOTH_WAYS {
+        let copying = Copying::new(way, &["--inplace"]);
+        copying.change(0, FILE_BYTES / 2);
+        let daemon = copying.world.serve();
+        let proxy = Proxy::new(daemon.address()).hold_after(16 * MIB, Scope::Data);
+        let running = copying.start(|rest| proxy.url(rest));
+        proxy.wait_held();
+        running.signal(rustix::process::Signal::INT);
+        let ended = running.wait().expect(130);
+        assert!(
+            ended.text().contains("part old and part new"),
+            "{}",
+            ended.text()
+        );
+        drop(proxy);
+        wait_for("the daemon has ended it", || {
+            daemon.log().contains("transfer ended").then_some(())
+        });
+        assert_ne!(fs::metadata(copying.copy()).unwrap().mtime(), OLD);
+        let bytes = copying.copies(&daemon);
+        assert_eq!(bytes.moved + bytes.reused, FILE_BYTES, "{way:?}");
+        assert!(bytes.moved < FILE_BYTES / 2, "{way:?} {bytes:?}");
+    }
+}
+
+#[test]
+fn in_place_a_copy_that_fails_says_what_it_leaves() {
+    for way in BOTH_WAYS {
+        let copying = Copying::new(way, &["--inplace"]);
+        copying.change(0, FILE_BYTES / 2);
+        let daemon = copying.world.serve();
+        let proxy = Proxy::new(daemon.address()).hold_after(16 * MIB, Scope::Data);
+        let running = copying.start(|rest| proxy.url(rest));
+        proxy.wait_held();
+        copying.change(60 * MIB, 1);
+        proxy.release();
+        let failed = running.wait().expect(9);
+        assert!(
+            failed.text().contains("part old and part new"),
+            "{}",
+            failed.text()
+        );
+        let bytes = copying.copies(&daemon);
+        assert_eq!(bytes.moved + bytes.reused, FILE_BYTES, "{way:?}");
+    }
+}
+
+#[test]
+fn in_place_does_not_go_with_update() {
+    let copying = Copying::new(Way::Pull, &["--inplace", "-u"]);
+    let daemon = copying.world.serve();
+    copying.start(|rest| daemon.url(rest)).wait().expect(2);
+    let older = Copying {
+        options: vec!["--inplace", "--overwrite", "older"],
+        ..copying
+    };
+    older.start(|rest| daemon.url(rest)).wait().expect(2);
+}

@@ -67,10 +67,6 @@ const TIPS: &[(&[&str], &str)] = &[
         "rdcp does not go through ssh; start rdcpd on the host",
     ),
     (&["--bwlimit"], "the rate can't be limited in this release"),
-    (
-        &["--inplace"],
-        "a file is always written whole under a hidden name and then renamed; leave it out",
-    ),
     (&["-t", "--times"], "times are always carried; leave it out"),
     (
         &[

@@ -456,6 +456,7 @@ fn transfer_job(
     options.resume = !transfer.no_resume;
     options.reuse.delta = !transfer.whole_file;
     options.reuse.checksum = transfer.checksum;
+    options.reuse.in_place = transfer.inplace;
     options.fail_early = transfer.fail_early;
     options.chunk = transfer.chunk.unwrap_or(options.chunk);
     options.stall_timeout = transfer.timeout.unwrap_or(options.stall_timeout);

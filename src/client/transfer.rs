@@ -495,7 +495,7 @@ pub(super) fn said_by(server: &str, fault: Fault) -> Error {
 
 /// What can't be asked for together.
 fn check_reuse(options: &TransferOptions) -> Result<(), Error> {
-    match delta::refusal(options.reuse, options.hash, true) {
+    match delta::refusal(options.reuse, options.overwrite, options.hash, true) {
         Some(fault) => Err(Error::new(ErrorKind::Usage, fault.text)),
         None => Ok(()),
     }

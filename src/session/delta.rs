@@ -15,7 +15,7 @@ use crate::integrity::{ChunkHasher, HashPlan};
 use crate::storage::SinkFile;
 use crate::storage::sink::{Older, OlderCopy, PartFile};
 use crate::units::{ByteRange, ChunkIndex, ChunkSize};
-use crate::wire::message::{HashKind, Reuse};
+use crate::wire::message::{HashKind, Overwrite, Reuse};
 use crate::wire::{Fault, FaultCode};
 
 /// The older copy is read in pieces of this many bytes, which are hashed while they are in the cache.
@@ -33,8 +33,18 @@ pub(crate) fn allowed(reuse: Reuse, hash: HashKind, reads: bool) -> Reuse {
     }
 }
 
-/// Why files can't be told apart by content, if that was asked for.
-pub(crate) fn refusal(reuse: Reuse, hash: HashKind, reads: bool) -> Option<Fault> {
+/// Why that can't be done, if it can't.
+pub(crate) fn refusal(
+    reuse: Reuse,
+    overwrite: Overwrite,
+    hash: HashKind,
+    reads: bool,
+) -> Option<Fault> {
+    if reuse.in_place && overwrite == Overwrite::Older {
+        let text = "what an interrupted copy left in place is newer than its source, so the next one would \
+                    take it for good: --inplace does not go with --update";
+        return Some(Fault::new(FaultCode::Invalid, text));
+    }
     if !reuse.checksum {
         return None;
     }

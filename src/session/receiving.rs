@@ -301,6 +301,7 @@ impl Driver {
                     let prepared = Prepared {
                         held: part.claims().ranges(),
                         older: part.older().map_or(0, Older::chunks),
+                        in_place: part.over_inode().is_some(),
                     };
                     if let Some(file) = self.files.get_mut(&entry) {
                         file.found = Arc::new(Found::of(&part));

@@ -16,6 +16,7 @@ mod compare;
 mod destination;
 mod directory;
 mod finish;
+mod in_place;
 mod journal;
 mod kept;
 mod link;
@@ -184,6 +185,8 @@ struct Job {
     older: Option<(Status, u64)>,
     /// That file, if it is to stay should its content be what the source has.
     compared: Option<Status>,
+    /// The same, if it is to be written where it stands.
+    in_place: Option<Status>,
 }
 
 #[derive(Debug)]

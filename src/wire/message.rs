@@ -325,11 +325,16 @@ pub enum Overwrite {
 /// What a receiver does with the content of a file that it is to replace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reuse {
-    /// Chunks that the older copy has already are taken from it and do not travel.
+    /// Chunks that the older copy has already are taken from it and do not travel. Nothing is compared
+    /// without a hash, nor for a peer that may not read.
     pub delta: bool,
-    /// Files are told apart by their content, whatever their times say.
+    /// Files are told apart by their content, whatever their times say: one of the same length is
+    /// compared, and stays if it is the same. Needs a hash and, of a server, the right to read.
     pub checksum: bool,
-    /// What differs is written into the file that is there.
+    /// What differs is written into the file that is there, which is not atomic: one that failed may be
+    /// part old and part new, until the same is done again. What is not to be compared is dropped first.
+    /// Files with several names are refused. Not with [`Overwrite::Older`]: an unfinished file is newer
+    /// than its source.
     pub in_place: bool,
 }
 

@@ -259,6 +259,7 @@ impl ReceiverSide {
                     result: result.map(|()| Prepared {
                         held,
                         older: choose(5),
+                        in_place: choose(2) == 0,
                     }),
                 }
             }

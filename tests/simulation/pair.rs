@@ -1303,6 +1303,7 @@ impl Pair {
                     Ok(receiver::Prepared {
                         held: self.held(entry),
                         older: older.saturating_sub(entry.0 % 3),
+                        in_place: entry.0.is_multiple_of(5),
                     })
                 };
                 Input::Prepared { entry, result }

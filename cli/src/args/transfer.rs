@@ -117,6 +117,16 @@ pub(crate) struct TransferArgs {
     /// both ends: where the network is faster than that, or nothing will be the same, -W is faster.
     #[arg(short = 'W', long, help_heading = DESTINATION)]
     pub(crate) whole_file: bool,
+    /// Write what differs into the file that is there, instead of beside it and renamed
+    ///
+    /// Needs no space for a second copy, and keeps the file's identity for those who have it open. But it
+    /// is not atomic: until the copy is complete the file is part old and part new, and so it stays if the
+    /// copy fails or is interrupted; its time is set last, so the same command mends it. With -W, --hash
+    /// none, or a client's key that may not read, the file is emptied first. A file with several names
+    /// (hard links) is refused, and a symbolic link is replaced as ever; what is not there yet is made
+    /// beside and renamed. Not with -u.
+    #[arg(long, conflicts_with = "update", help_heading = DESTINATION)]
+    pub(crate) inplace: bool,
     /// Do not go on with what an interrupted copy left, and leave nothing of one
     ///
     /// Without it, an interrupted copy leaves what it has of a file that takes long under a hidden name,

@@ -431,7 +431,10 @@ impl Receiver {
             Phase::Fetching | Phase::Settling => {}
         }
         if let Some(file) = self.file(entry) {
-            file.phase = Phase::Failing(fault);
+            file.phase = Phase::Failing(match file.in_place {
+                true => fault.of_mixture(),
+                false => fault,
+            });
         }
         self.drain(entry);
     }

@@ -160,7 +160,12 @@ impl Receiver {
         };
         file.pending -= 1;
         match result {
-            Ok(Prepared { held, older }) => {
+            Ok(Prepared {
+                held,
+                older,
+                in_place,
+            }) => {
+                file.in_place = in_place;
                 file.part_file = PartFile::Ready;
                 file.held = held;
                 file.older = file.older.min(older);

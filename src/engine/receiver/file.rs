@@ -55,6 +55,8 @@ pub(super) struct File {
     pub(super) held: Vec<ChunkRange>,
     /// Chunks before this one are compared with an older copy.
     pub(super) older: u64,
+    /// It is written where it stands.
+    pub(super) in_place: bool,
     /// Granted and not released, ascending.
     pub(super) windows: VecDeque<Window>,
     /// Digests that came before the grant of their chunk.
@@ -80,6 +82,7 @@ impl File {
             part_file: PartFile::None,
             held: Vec::new(),
             older: 0,
+            in_place: false,
             windows: VecDeque::new(),
             early: Vec::new(),
             queued: false,

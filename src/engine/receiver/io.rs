@@ -158,6 +158,8 @@ pub struct Prepared {
     /// Chunks before this one are in an older copy, which may hold the same. Counts only for a file
     /// that was wanted as [`Wanted::Compared`].
     pub older: u64,
+    /// It is the older copy itself, which is written where it stands.
+    pub in_place: bool,
 }
 
 /// What storage says of an entry that a page told.

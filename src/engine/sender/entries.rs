@@ -292,7 +292,12 @@ impl Sender {
         }
         record.settled = true;
         let outcome = match (outcome, record.fault.take()) {
-            (Outcome::Failed(said), Some(own)) if said.code == own.code => Outcome::Failed(*own),
+            (Outcome::Failed(said), Some(own)) if said.code == own.code => {
+                Outcome::Failed(match said.is_of_mixture() {
+                    true => own.of_mixture(),
+                    false => *own,
+                })
+            }
             (outcome, _) => outcome,
         };
         self.ledger.settle(entry, &outcome);

@@ -182,7 +182,7 @@ async fn receive(
                     never, or error";
         return Err(Fault::new(FaultCode::Denied, text));
     }
-    if let Some(fault) = delta::refusal(reuse, open.hash, client.may(Right::Read)) {
+    if let Some(fault) = delta::refusal(reuse, overwrite, open.hash, client.may(Right::Read)) {
         return Err(fault);
     }
     let roots = placement

@@ -19,9 +19,10 @@ use rustix::fs::{
 use rustix::io::{Errno, pwrite};
 
 use super::directory::Handle;
+use super::in_place;
 use super::journal::{Claims, Identity, Record};
 use super::media::Media;
-use super::older::{Older, OlderCopy, read_at};
+use super::older::{Older, OlderCopy, read_at, whole_chunks};
 use super::resume::{self, Found, Journal, Taken};
 use crate::manifest::Name;
 use crate::storage::descriptors::Hold;
@@ -30,7 +31,7 @@ use crate::storage::file::{DirectIo, SinkFile};
 use crate::storage::leftover::{Leftover, Lock, lock, remove_if_stale};
 use crate::storage::part_name::{journal_name, part_name, stem_of};
 use crate::storage::status::Status;
-use crate::units::ByteRange;
+use crate::units::{ByteRange, ChunkSize};
 use crate::wire::FaultCode;
 
 /// Files from this length on are written around the page cache where the file system lets us:
@@ -67,6 +68,8 @@ pub(crate) struct PartFile {
     older: Option<Older>,
     /// That stays if its content turns out to be the same.
     pub(super) by_content: bool,
+    /// It is the very file that it is to replace, up to so many bytes.
+    over: Option<u64>,
     /// Where that is recorded, for runs to come.
     recording: Mutex<Recording>,
 }
@@ -148,6 +151,7 @@ impl PartFile {
                 claims: Claims::default(),
                 older: None,
                 by_content: false,
+                over: None,
                 recording: Mutex::new(identity.map_or(Recording::Off, Recording::Wanted)),
             };
             // Somebody may take it for a leftover in the moment before it is locked.
@@ -187,10 +191,57 @@ impl PartFile {
             claims: found.claims,
             older: None,
             by_content: false,
+            over: None,
             recording: Mutex::new(Recording::On(found.journal)),
         };
         part.direct = part.open_direct();
         part
+    }
+
+    /// The file that was seen under this name, itself: it is written where it stands. What it has is
+    /// compared in chunks of this size and before this one, or dropped. It is never removed.
+    pub(crate) fn over(
+        directory: Arc<Handle>,
+        name: &Name,
+        seen: &Status,
+        len: u64,
+        compared: Option<(ChunkSize, u64)>,
+    ) -> Result<Self, StorageError> {
+        let (file, status) = in_place::open(&directory, name, seen)?;
+        let (chunk_bytes, chunks) = compared.map_or((0, 0), |(chunk, most)| {
+            (
+                chunk.bytes(),
+                whole_chunks(chunk, status.len, len).min(most),
+            )
+        });
+        let kept = chunks.saturating_mul(chunk_bytes).min(len);
+        in_place::fit(&file, &status, kept, len).map_err(|errno| {
+            StorageError::new("set the length of", directory.shown(name), errno)
+        })?;
+        let mut part = Self {
+            directory,
+            name: name.clone(),
+            file,
+            direct: None,
+            writing: Mutex::new(()),
+            len,
+            inode: (status.device, status.inode),
+            natural_mode: status.mode,
+            _counted: Vec::new(),
+            named: AtomicBool::new(false),
+            claims: Claims::default(),
+            older: Some(Older::Within { chunks }),
+            by_content: false,
+            over: Some(kept),
+            recording: Mutex::new(Recording::Off),
+        };
+        part.direct = part.open_direct();
+        Ok(part)
+    }
+
+    /// Which inode it is if that is the one that it is to replace.
+    pub(crate) fn over_inode(&self) -> Option<(u64, u64)> {
+        self.over.map(|_| self.inode)
     }
 
     /// What an earlier run says that it has written. Nothing of it is proved.
@@ -386,7 +437,8 @@ impl SinkFile for PartFile {
     fn allocate(&self, ranges: &[ByteRange]) -> io::Result<()> {
         let ranges = ranges.iter().map(|range| {
             range.intersect(ByteRange {
-                start: 0,
+                // What is there already is not touched before it is known to differ.
+                start: self.over.unwrap_or(0),
                 end: self.len,
             })
         });

@@ -16,7 +16,7 @@ use super::apply::{OWNER_ALL, OWNER_READS, Rules};
 use super::commit::rename;
 use super::compare::{self, Decision, Offered};
 use super::directory::{Handle, Known, Parent};
-use super::{Job, Pending, Placed, PlacedPage, Sink, State, older};
+use super::{Job, Pending, Placed, PlacedPage, Sink, State, in_place, older};
 use crate::ids::EntryId;
 use crate::limits::{DEPTH_MAX, PACK_FILE_BYTES_MAX, PATH_BYTES_MAX};
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place};
@@ -303,6 +303,9 @@ impl Sink {
             (there, spot) = what_is_there(spot)?;
         }
         let there = there.filter(Status::is_file);
+        if let (true, Some(there)) = (self.reuse.in_place, &there) {
+            in_place::check(there, &spot.directory.shown(spot.name()?))?;
+        }
         let chunks = there.map_or(0, |there| self.comparable(offered, &there));
         let compared = there.filter(|there| self.reuse.checksum && there.len == offered.len);
         let existing = Existing {
@@ -325,7 +328,9 @@ impl Sink {
         }
         let chunks = older::whole_chunks(self.chunk, there.len, offered.len);
         let is_compared = self.reuse.checksum && there.len == offered.len;
-        let is_worth_it = self.reuse.delta && chunks >= COMPARED_CHUNKS_MIN;
+        // In place, what is the same need not even be written.
+        let is_long = self.reuse.in_place || chunks >= COMPARED_CHUNKS_MIN;
+        let is_worth_it = self.reuse.delta && is_long;
         if is_compared || is_worth_it {
             chunks
         } else {
@@ -524,6 +529,7 @@ impl Sink {
             existing_mode: there.map(|there| there.mode),
             older: there.filter(|_| chunks > 0).map(|there| (there, chunks)),
             compared,
+            in_place: there.filter(|_| self.reuse.in_place),
         };
         table.pending.insert(id, Pending { job, key, state });
         Ok(())

@@ -119,7 +119,7 @@ fn answer(job: Out, draw: &mut Draw<'_>) -> In {
                 _ => Vec::new(),
             };
             let older = draw.below(5) as u64;
-            In::Prepared { entry, result: done(well).map(|()| Prepared { held, older }) }
+            In::Prepared { entry, result: done(well).map(|()| Prepared { held, older, in_place: well }) }
         }
         Out::Compare { entry, region, chunks, .. } => {
             let compared = chunks.iter().map(|(chunk, ..)| (*chunk, draw.coin())).collect();
