@@ -13,7 +13,7 @@ use crate::session::known_hosts::HostTrust;
 pub use crate::session::rails::network::IpNetwork;
 use crate::storage::Filters;
 use crate::units::ChunkSize;
-pub use crate::wire::message::{Deleting, FilterRule, HashKind, Overwrite, Preserve};
+pub use crate::wire::message::{Deleting, FilterRule, HashKind, Overwrite, Preserve, Reuse};
 
 /// How a client reaches and trusts a server.
 #[derive(Clone)]
@@ -233,6 +233,10 @@ pub struct TransferOptions {
     /// When the session is lost, the transfer goes on in another: the client connects again until nothing
     /// has moved for [`Self::stall_timeout`]. Default yes. Without it the transfer ends, and a rerun goes on.
     pub reconnect: bool,
+    /// What becomes of the content of a file that is replaced. Default: chunks that it has already are
+    /// taken from it and do not travel ([`Reuse::delta`]), each proved like one that does. That is for
+    /// files of several chunks, and with a hash. A server does it for those who may read.
+    pub reuse: Reuse,
     /// The first failure ends the run. Default no: a tree goes on and lists what failed.
     pub fail_early: bool,
     /// The run ends if nothing moved for this long: no entry was settled and less than 64 KiB travelled,
@@ -260,6 +264,10 @@ impl Default for TransferOptions {
             resume: true,
             bytes_per_s: None,
             reconnect: true,
+            reuse: Reuse {
+                delta: true,
+                ..Reuse::default()
+            },
             fail_early: false,
             stall_timeout: Duration::from_secs(120),
             id: None,

@@ -156,6 +156,9 @@ pub struct Report {
     pub bytes_resumed: u64,
     /// How often the session was lost and the transfer went on in another.
     pub reconnects: u64,
+    /// Bytes that older copies of the files had at the destination, and that were taken from there, each
+    /// proved like one that travels.
+    pub bytes_reused: u64,
     /// From the request to its end.
     pub elapsed: Duration,
     /// From the first READ to the last bytes in a file; nothing on a push, or if nothing was read.

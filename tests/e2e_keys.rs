@@ -333,3 +333,40 @@ fn a_key_is_shown_to_no_server_whose_own_is_not_known() {
     pull(address).says("has changed");
     assert!(seen.join().unwrap().is_empty());
 }
+
+/// Which chunks a receiver asks for tells a sender what it has.
+#[test]
+fn who_may_not_read_learns_nothing_of_what_is_there_by_pushing() {
+    let world = World::new();
+    let keys = ["writer", "reader"].map(|name| keygen(&world, name));
+    let lists = format!(
+        "rights=\"create,overwrite\" {}\nrights=\"create,overwrite,read\" {}\n",
+        keys[0], keys[1]
+    );
+    let daemon = serve(&world, &lists);
+    let len = 8 << 20;
+    for (name, reused) in [("writer", 0), ("reader", len)] {
+        for (path, seconds) in [
+            ("export/file", 1_500_000_000),
+            ("local/file", 1_600_000_000),
+        ] {
+            let path = world.path(path);
+            tree::random_file(&path, len, 5);
+            tree::set_mtime(&path, seconds, 0);
+        }
+        let push = |options: &[&str]| {
+            let push = with(&world, name, "push").arg("--json").args(options);
+            push.arg("file").arg(daemon.url("data/file")).run()
+        };
+        let end = push(&[]).ok().json().pop().unwrap();
+        assert_eq!(end["bytes_reused"], reused, "{name} {end}");
+        assert_eq!(end["bytes_moved"], len - reused, "{name} {end}");
+        let end = push(&["-c"]);
+        if reused == 0 {
+            let said = end.expect(4).text();
+            assert!(said.contains("may not read"), "{said}");
+        } else {
+            assert_eq!(end.ok().json().pop().unwrap()["unchanged"], 1);
+        }
+    }
+}

@@ -56,6 +56,8 @@ struct Coverage {
     railed: u64,
     stood_in: u64,
     denied: u64,
+    /// Bytes that older copies had.
+    reused: u64,
     faults: BTreeSet<String>,
 }
 
@@ -69,6 +71,7 @@ fn run(seed: u64, coverage: &mut Coverage) {
     coverage.railed += pair.railed;
     coverage.stood_in += pair.stood_in;
     coverage.denied += pair.denied.values().sum::<u64>();
+    coverage.reused += pair.reused;
     let end = pair.receiver_end.as_ref().unwrap();
     *if end.fault.is_none() {
         &mut coverage.finished
@@ -99,6 +102,7 @@ fn every_seed_ends_as_its_plan_allows() {
         assert!(coverage.repairs > seeds / 4 && coverage.published > seeds);
         assert!(coverage.railed > seeds && coverage.stood_in > seeds / 4);
         assert!(coverage.denied > seeds / 20);
+        assert!(coverage.reused > seeds << 20);
         for fault in [
             "Denied",
             "Exists",

@@ -9,9 +9,9 @@ use rdcp::wire::message::{
     Hello, Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation,
     Outcome, Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer,
     RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken,
-    Reason, RegionKey, Remark, RemarkKind, RemotePath, Removal, Removed, RemovedKind, RootName,
-    Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, TransportOffer, Wanted,
-    WayStatus, Welcome,
+    Reason, RegionKey, Remark, RemarkKind, RemotePath, Removal, Removed, RemovedKind, Reuse,
+    RootName, Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, TransportOffer,
+    Wanted, WayStatus, Welcome,
 };
 use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
 
@@ -139,6 +139,7 @@ golden! {
             resume: true,
             bytes_per_s: std::num::NonZeroU64::new(300 << 20),
             delete: Some(Deleting { max: Some(7), allow_empty: false }),
+            reuse: Reuse { delta: true, checksum: false, in_place: true },
         },
         hash: HashKind::Sha256,
         chunk: ChunkSize::MIN,
@@ -158,6 +159,7 @@ golden! {
             ChunkRange { start: 0, end: 1 },
             ChunkRange { start: 4, end: 9 },
         ])),
+        (EntryId(4), Wanted::Compared(7)),
     ]);
     grant: Message::Grant(grant_of_two());
     digests: Message::Digests(vec![ChunkDigest { entry: EntryId(1), chunk: 2, value: DIGEST }]);
@@ -177,7 +179,7 @@ golden! {
         (EntryId(5), Outcome::Updated),
         (EntryId(6), Outcome::Planned(Reason::SizeDiffers)),
     ]);
-    finish: Message::Finish(Carried { tcp: 5, rdma: 1 << 40, resumed: 3 << 20 });
+    finish: Message::Finish(Carried { tcp: 5, rdma: 1 << 40, resumed: 3 << 20, reused: 1 << 20 });
     finished: Message::Finished;
     deleted: Message::Deleted {
         comparing: true,

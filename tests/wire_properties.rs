@@ -14,9 +14,9 @@ use rdcp::wire::message::{
     Hello, Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation,
     Outcome, Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer,
     RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken,
-    Reason, RegionKey, Remark, RemarkKind, RemotePath, Removal, Removed, RemovedKind, RootName,
-    Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, TransportOffer, Wanted,
-    WayStatus, Welcome,
+    Reason, RegionKey, Remark, RemarkKind, RemotePath, Removal, Removed, RemovedKind, Reuse,
+    RootName, Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, TransportOffer,
+    Wanted, WayStatus, Welcome,
 };
 use rdcp::wire::{
     Decoder, Envelope, FRAME_HEADER_BYTES, Fault, FaultCode, Message, WireError, encode,
@@ -426,10 +426,11 @@ fn of_transfer() -> impl Strategy<Value = Message> {
         vec((entry_id(), any::<bool>()), 0..20).prop_map(Message::Closed),
         (entry_id(), fault()).prop_map(|(entry, fault)| Message::EntryFailed { entry, fault }),
         vec((entry_id(), outcome()), 0..20).prop_map(Message::Settled),
-        any::<[u64; 3]>().prop_map(|[tcp, rdma, resumed]| Message::Finish(Carried {
+        any::<[u64; 4]>().prop_map(|[tcp, rdma, resumed, reused]| Message::Finish(Carried {
             tcp,
             rdma,
-            resumed
+            resumed,
+            reused
         })),
         Just(Message::Finished),
         vec(remark(), 0..16).prop_map(Message::Remarks),
@@ -544,7 +545,7 @@ fn direction() -> impl Strategy<Value = Direction> {
         remote_path(),
         vec(root, 0..5),
         overwrite,
-        any::<[bool; 4]>(),
+        any::<[bool; 7]>(),
         // A chunk must not take for ever: at least 512 KiB a second for the largest.
         option::of((1_u64 << 19..).prop_map(|rate| NonZeroU64::new(rate).expect("not 0"))),
         option::of(deleting),
@@ -552,8 +553,16 @@ fn direction() -> impl Strategy<Value = Direction> {
     prop_oneof![
         vec(remote_path(), 0..5).prop_map(Direction::Pull),
         push.prop_map(
-            |(destination, roots, overwrite, flags, bytes_per_s, delete)| {
-                let [into_directory, make_parents, sync, resume] = flags;
+            |(destination, roots, overwrite, bits, bytes_per_s, delete)| {
+                let [
+                    into_directory,
+                    make_parents,
+                    sync,
+                    resume,
+                    delta,
+                    checksum,
+                    in_place,
+                ] = bits;
                 let placement = Placement {
                     into_directory,
                     make_parents,
@@ -567,6 +576,11 @@ fn direction() -> impl Strategy<Value = Direction> {
                     resume,
                     bytes_per_s,
                     delete,
+                    reuse: Reuse {
+                        delta,
+                        checksum,
+                        in_place,
+                    },
                 }
             }
         ),
@@ -653,7 +667,8 @@ fn wanted() -> impl Strategy<Value = Wanted> {
             .map(|(start, end)| ChunkRange { start, end });
         Wanted::Chunks(chunks.collect())
     });
-    prop_oneof![Just(Wanted::Nothing), Just(Wanted::All), chunks]
+    let compared = any::<u64>().prop_map(Wanted::Compared);
+    prop_oneof![Just(Wanted::Nothing), Just(Wanted::All), chunks, compared]
 }
 
 fn grant() -> impl Strategy<Value = Grant> {

@@ -70,14 +70,6 @@ const TIPS: &[(&[&str], &str)] = &[
         &["-e", "--rsh"],
         "rdcp does not go through ssh; start rdcpd on the host",
     ),
-    (
-        &["--inplace", "-W", "--whole-file"],
-        "a file is always written whole under a hidden name and then renamed; leave it out",
-    ),
-    (
-        &["-c", "--checksum"],
-        "files of the same size and time are left alone; 'rdcp verify LOCAL REMOTE' compares contents",
-    ),
     (&["-t", "--times"], "times are always carried; leave it out"),
     (
         &[

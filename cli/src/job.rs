@@ -468,6 +468,9 @@ fn transfer_job(
     options.sync = !transfer.no_fsync;
     options.resume = !transfer.no_resume;
     options.bytes_per_s = transfer.bwlimit;
+    options.reuse.delta = !transfer.whole_file;
+    options.reuse.checksum = transfer.checksum;
+    options.reuse.in_place = transfer.inplace;
     options.fail_early = transfer.fail_early;
     options.chunk = transfer.chunk.unwrap_or(options.chunk);
     options.stall_timeout = transfer.timeout.unwrap_or(options.stall_timeout);
@@ -683,7 +686,7 @@ mod tests {
     #[test]
     fn options_reach_the_transfer() {
         let Job::Transfer(job) = job(
-            "push -rp -u --mkpath --no-fsync --no-resume --hash sha256 --transport tcp --chunk 4M \
+            "push -rp -u --mkpath --no-fsync --no-resume -W --hash sha256 --transport tcp --chunk 4M \
              --streams 3 --fail-early --timeout 5m --accept-new --known-hosts k \
              --rdma-device mlx5_0:1,eth1 --rdma-device mlx5_2 --rdma-gid-index 3 \
              --rdma-traffic-class 104 --rdma-service-level 5 --rdma-queue-pairs 4 --bwlimit 8M a h:/e",
@@ -694,6 +697,7 @@ mod tests {
         let options = &job.options;
         assert!(options.recursive && options.preserve.mode && options.make_parents);
         assert!(options.fail_early && !options.sync && !options.resume);
+        assert!(!options.reuse.delta);
         assert!(!options.preserve.symlinks);
         assert_eq!(options.hash, HashKind::Sha256);
         assert_eq!(options.overwrite, Overwrite::Older);

@@ -175,9 +175,12 @@ impl Run {
         let moved = seen.saturating_sub(self.account.moved_bytes);
         self.account.moved_bytes = seen;
         let mut carried = ended.ledger.carried;
-        // What a receiver kept was lent to it and not read.
         let travelled = match (self.work.sends(), &ended.fault) {
-            (true, None) => moved.saturating_sub(carried.resumed),
+            // Only the receiver knows what was lent to it and not read.
+            (true, None) if carried.resumed > 0 || carried.reused > 0 => {
+                carried.tcp.saturating_add(carried.rdma)
+            }
+            (true, None) => moved,
             (true, Some(_)) => {
                 // It could not say what came.
                 carried.tcp = sent_bytes.unwrap_or_default();
@@ -190,6 +193,7 @@ impl Run {
         account.carried.tcp += carried.tcp;
         account.carried.rdma += carried.rdma;
         account.carried.resumed += carried.resumed;
+        account.carried.reused += carried.reused;
     }
 
     /// Makes a session anew, once that works, and takes a seat in it.
@@ -400,6 +404,9 @@ impl Run {
                 false => totals.resumed_bytes,
             };
             carried.resumed = resumed.saturating_sub(own);
+            if !self.work.sends() {
+                carried.reused = totals.reused_bytes;
+            }
         }
         let moved_by = session.transport(carried);
         let listed = u64::try_from(totals.failures.len()).unwrap_or(u64::MAX);
@@ -419,6 +426,7 @@ impl Run {
             warnings: totals.warnings,
             bytes_moved: account.travelled_bytes,
             bytes_resumed: carried.resumed,
+            bytes_reused: carried.reused,
             bytes_published: totals.bytes_published,
             reconnects: account.reconnects,
             elapsed: self.start.begun.elapsed(),

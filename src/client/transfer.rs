@@ -17,6 +17,7 @@ use crate::ids::TransferId;
 use crate::location::{Base, Location, Locations, Root, Side, Target};
 use crate::options::TransferOptions;
 use crate::progress::{Event, Progress, Report};
+use crate::session::delta;
 use crate::session::watch::Stamp;
 use crate::storage::LastSymlink;
 use crate::storage::error::ShownPath;
@@ -173,6 +174,7 @@ async fn run_pull(
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
+    check_reuse(&options)?;
     let filters = filters(&options)?;
     let session = home.session();
     let placement = Placement {
@@ -197,6 +199,8 @@ async fn run_pull(
         mirror: options
             .delete
             .map(|deleting| MirrorOptions { deleting, filters }),
+        reuse: delta::allowed(options.reuse, options.hash, true),
+        chunk: options.chunk,
     };
     // Looking at the destination can block.
     let target = bytes_of(&destination);
@@ -250,6 +254,7 @@ async fn run_push(
     options: TransferOptions,
     start: Start,
 ) -> Result<Report, Error> {
+    check_reuse(&options)?;
     check_rate(&options)?;
     let session = home.session();
     let preserve = options.preserve;
@@ -316,6 +321,14 @@ async fn run_push(
         account: Account::default(),
     };
     run.go().await
+}
+
+/// What can't be asked for together.
+fn check_reuse(options: &TransferOptions) -> Result<(), Error> {
+    match delta::refusal(options.reuse, options.overwrite, options.hash, true) {
+        Some(fault) => Err(Error::new(ErrorKind::Usage, fault.text)),
+        None => Ok(()),
+    }
 }
 
 /// Two sources that would have one name at the destination: nothing could make both right.

@@ -228,6 +228,7 @@ mod tests {
         tcp: 0,
         rdma: 0,
         resumed: 0,
+        reused: 0,
     };
 
     fn standing(choice: TransportChoice) -> Standing {

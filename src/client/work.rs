@@ -71,6 +71,7 @@ impl Work {
                 resume: options.resume,
                 bytes_per_s: options.bytes_per_s,
                 delete: options.delete,
+                reuse: options.reuse,
             },
         };
         seat.say(Message::Open(Open {

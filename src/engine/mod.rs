@@ -27,6 +27,7 @@
 //!  - a region holds either packed files only or one window of one file;
 //!  - windows of a file come in ascending order and cover all that was wanted of it;
 //!  - a window may be released unread, or read in part: what an interrupted run left is not read again;
+//!  - a file wanted as Compared: the values of a window's first chunks follow its grant unread for;
 //!  - SHA-256: the values of a window's chunks and of the chunk before it come before its grant;
 //!  - Finish releases what is granted, for a grant may be under way when the last entry fails;
 //!  - entries that a page told and that are settled at once need no Want;
@@ -81,6 +82,13 @@ pub enum Event {
     },
     /// So many bytes of this file need not travel: an interrupted run had brought them.
     Resumed {
+        /// Of this file.
+        entry: EntryId,
+        /// Since the last such event.
+        bytes: u64,
+    },
+    /// So many bytes of this file need not travel: an older copy had the same.
+    Reused {
         /// Of this file.
         entry: EntryId,
         /// Since the last such event.

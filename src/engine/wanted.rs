@@ -19,7 +19,7 @@ impl Remaining {
     pub(super) fn new(wanted: &Wanted) -> Option<Self> {
         let ranges = match wanted {
             Wanted::Nothing => return None,
-            Wanted::All => vec![ChunkRange {
+            Wanted::All | Wanted::Compared(_) => vec![ChunkRange {
                 start: 0,
                 end: u64::MAX,
             }],

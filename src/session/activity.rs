@@ -236,6 +236,7 @@ mod tests {
             tcp: 2,
             rdma: 4,
             resumed: 0,
+            reused: 0,
         });
         all.add(&one);
         all.add(&one);

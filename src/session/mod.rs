@@ -26,6 +26,7 @@ mod activity;
 mod admission;
 mod benching;
 pub(crate) mod clients;
+pub(crate) mod delta;
 pub mod dump;
 mod earlier;
 mod inspecting;

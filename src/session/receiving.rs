@@ -5,6 +5,7 @@
 //! under their names, events. It decides nothing about chunks, only who does what on which thread:
 //! blocking calls run on the workers, data moves on the lanes, the rest is this task.
 
+mod comparing;
 mod packs;
 mod recording;
 
@@ -18,22 +19,25 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
 use self::packs::store_pack;
+use super::delta::Found;
 use super::dump::Listener;
 use super::exposing::RENEWAL_PAUSE;
 use super::peer::{Inbound, Seat};
 use super::resuming::{RECORDING_BYTES, RECORDING_PAUSE, Records, clear_holes, hash_plan};
 use super::throttle::Throttle;
 use super::watch::{Attention, Ended, Watch};
-use crate::engine::receiver::{FetchFailure, Input, Output, PackFile, PackResult, ReceiverOptions};
+use crate::engine::receiver::{
+    FetchFailure, Input, Output, PackFile, PackResult, Prepared, Published, ReceiverOptions,
+};
 use crate::engine::{self, Event, FetchToken, LaneId, Receiver};
 use crate::ids::{EntryId, RegionId};
 use crate::integrity::{HashPlan, RootBuilder};
 use crate::lane::{Fetch, FetchError, LaneEvent, Store};
 use crate::manifest::{Item, Version};
 use crate::memory::Slot;
-use crate::storage::sink::{Identity, PartFile, Placed, PlacedPage, Sink};
+use crate::storage::sink::{Identity, Older, PartFile, Placed, PlacedPage, Sink};
 use crate::storage::{SinkFile, StorageError};
-use crate::units::{ChunkIndex, ChunkRange, ChunkSize};
+use crate::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
 use crate::wire::message::{Carried, HashKind, Outcome, Remark, Wanted};
 use crate::wire::{Fault, FaultCode, Message};
 use crate::workers::Workers;
@@ -96,6 +100,9 @@ struct File {
     sink: Option<Arc<PartFile>>,
     len: u64,
     records: Records,
+    found: Arc<Found>,
+    /// Chunks that are there and proved.
+    verified: u64,
     root: Option<RootBuilder>,
     holes: Vec<ChunkRange>,
     last_value: Option<[u8; 32]>,
@@ -123,6 +130,8 @@ enum Done {
     Prepared(EntryId, Result<Arc<PartFile>, Fault>),
     /// The records of an entry that were given to its journal are in it.
     Recorded(EntryId),
+    /// One of several jobs' worth of a long one is done.
+    GoesOn,
     /// What became of a page.
     Placed(u64, PlacedPage),
     /// Answers for the engine, of a job for several orders.
@@ -275,6 +284,7 @@ impl Driver {
             rdma: now.rdma.saturating_sub(self.counted.rdma),
             // It has not travelled.
             resumed: 0,
+            reused: 0,
         };
         if more != Carried::default() {
             self.seat.peer.activity().traffic().received(more);
@@ -323,12 +333,17 @@ impl Driver {
             }
             Done::Prepared(entry, result) => {
                 let result = result.map(|part| {
-                    let held = part.claims().ranges();
+                    let prepared = Prepared {
+                        held: part.claims().ranges(),
+                        older: part.older().map_or(0, Older::chunks),
+                        in_place: part.over_inode().is_some(),
+                    };
                     if let Some(file) = self.files.get_mut(&entry) {
+                        file.found = Arc::new(Found::of(&part));
                         file.records = Records::of(&part);
                         file.sink = Some(part);
                     }
-                    held
+                    prepared
                 });
                 Input::Prepared { entry, result }
             }
@@ -338,6 +353,7 @@ impl Driver {
                 }
                 return None;
             }
+            Done::GoesOn => return None,
             Done::Placed(page, placed) => {
                 self.placing = false;
                 self.engine.handle(Input::Placed {
@@ -455,6 +471,12 @@ impl Driver {
                 region,
                 chunks,
             } => self.prove(entry, region, chunks),
+            Output::Compare {
+                entry,
+                region,
+                chunks,
+                data,
+            } => self.compare(entry, region, chunks, data),
             Output::Allocate {
                 entry,
                 region,
@@ -580,6 +602,8 @@ impl Driver {
             sink: None,
             len: file_len,
             records: Records::default(),
+            found: Arc::default(),
+            verified: 0,
             root,
             holes: Vec::new(),
             last_value: None,
@@ -705,6 +729,7 @@ impl Driver {
         let (Some(file), Some(digest)) = (self.files.get_mut(&entry), digest) else {
             return;
         };
+        file.verified += 1;
         file.records.add(file.sink.as_deref(), chunk, digest);
         let is_due = file.records.bytes(self.chunk) >= RECORDING_BYTES;
         if let Some(root) = &mut file.root
@@ -734,14 +759,42 @@ impl Driver {
             .collect();
         let sink = Arc::clone(&self.sink);
         let (hash, chunk) = (self.hash, self.chunk);
+        let results = self.results.clone();
         self.job(move || {
             let mut digests: HashMap<EntryId, Option<[u8; 32]>> = HashMap::new();
-            let mut failed = Vec::new();
+            let mut ended = Vec::new();
             for (entry, path, file) in files {
+                if let Some(file) = file
+                    .as_ref()
+                    .filter(|file| file.found.is_all(file.verified))
+                {
+                    match sink.keep_compared(entry, &file.hole_ranges(chunk)) {
+                        Ok(None) => {}
+                        kept => {
+                            let updated = |kept| kept == Some(true);
+                            let result = kept.map(|kept| Published::Kept {
+                                updated: updated(kept),
+                            });
+                            ended.push(Input::Published { entry, result });
+                            continue;
+                        }
+                    }
+                }
+                let written = file.as_ref().map_or(Ok(()), |file| {
+                    file.write_rest(chunk, || {
+                        let _ = results.send(Done::GoesOn);
+                        sink.is_running()
+                    })
+                });
+                if let Err(error) = written {
+                    let result = Err(write_fault(&path, error));
+                    ended.push(Input::Published { entry, result });
+                    continue;
+                }
                 let cleared = file.as_ref().map_or(Ok(()), |file| file.clear_holes(chunk));
                 if let Err(error) = cleared {
                     let result = Err(write_fault(&path, error));
-                    failed.push(Input::Published { entry, result });
+                    ended.push(Input::Published { entry, result });
                     continue;
                 }
                 digests.insert(entry, file.and_then(|file| file.digest(hash, chunk)));
@@ -751,11 +804,11 @@ impl Driver {
                 let digest = digests.get(&entry).copied().flatten();
                 Input::Published {
                     entry,
-                    result: result.map(|()| digest),
+                    result: result.map(|()| Published::New { digest }),
                 }
             };
             let published = sink.publish_all(&entries).into_iter().map(answer);
-            Done::Inputs(published.chain(failed).collect())
+            Done::Inputs(published.chain(ended).collect())
         });
     }
 
@@ -782,6 +835,24 @@ impl File {
         }
     }
 
+    /// The bytes that are holes at the source.
+    fn hole_ranges(&self, chunk: ChunkSize) -> Vec<ByteRange> {
+        let filled = self.holes.iter().filter(|hole| hole.start < hole.end);
+        let ranges = filled.map(|hole| ByteRange {
+            start: chunk.range(ChunkIndex(hole.start), self.len).start,
+            end: chunk.range(ChunkIndex(hole.end - 1), self.len).end,
+        });
+        ranges.collect()
+    }
+
+    /// Writes what was only compared so far. `goes_on` is asked now and then.
+    fn write_rest(&self, chunk: ChunkSize, goes_on: impl FnMut() -> bool) -> std::io::Result<()> {
+        match &self.sink {
+            Some(part) => self.found.write_rest(part, self.len, chunk, goes_on),
+            None => Ok(()),
+        }
+    }
+
     /// The digest of the whole file, if its chunks' proofs are known.
     fn digest(self, hash: HashKind, chunk: ChunkSize) -> Option<[u8; 32]> {
         if hash == HashKind::Sha256 {
@@ -803,6 +874,7 @@ impl File {
 fn verdict((entry, placed): (EntryId, Placed)) -> (EntryId, engine::receiver::Placed) {
     let verdict = match placed {
         Placed::Fetch => engine::receiver::Placed::Fetch(Wanted::All),
+        Placed::Compare { chunks } => engine::receiver::Placed::Fetch(Wanted::Compared(chunks)),
         Placed::Settled(outcome) => engine::receiver::Placed::Settled(outcome),
         Placed::Link { to } => engine::receiver::Placed::Link(to),
         Placed::Directory => engine::receiver::Placed::Directory,

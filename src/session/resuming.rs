@@ -131,7 +131,7 @@ pub(super) fn prove_held(
     Ok(proved)
 }
 
-fn hash_chunk(
+pub(super) fn hash_chunk(
     part: &PartFile,
     plan: &HashPlan,
     chunk: ChunkIndex,
@@ -155,14 +155,14 @@ fn hash_chunk(
     Ok(hasher.finish())
 }
 
-/// Makes holes of what an earlier run wrote there.
+/// Makes holes of what an earlier run wrote there, or an older copy had.
 pub(super) fn clear_holes(
     part: &PartFile,
     len: u64,
     size: ChunkSize,
     holes: &[ChunkRange],
 ) -> io::Result<()> {
-    if part.claims().is_empty() {
+    if !part.has_bytes_of_old() {
         return Ok(());
     }
     for hole in holes.iter().filter(|hole| hole.start < hole.end) {

@@ -362,11 +362,13 @@ impl Driver {
                     region,
                     entry,
                     range,
+                    told_ahead,
                     ..
                 } => match self.files.get(&entry) {
                     Some(open) => {
                         let file = Arc::clone(&open.file);
-                        self.exposing.expose((region, entry), file, open.way, range);
+                        let of = (region, entry);
+                        self.exposing.expose(of, file, open.way, range, told_ahead);
                     }
                     None => {
                         let fault =

@@ -62,7 +62,9 @@ pub(crate) struct Watch {
     remarks: Remarks,
     /// The peer has taken the request.
     agreed: bool,
-    /// Bytes of files under way that an interrupted run had brought.
+    /// Bytes of files under way that need not travel: an interrupted run or an older copy had them.
+    kept: HashMap<EntryId, u64>,
+    /// Those among them that an interrupted run had brought.
     resumed: HashMap<EntryId, u64>,
     /// Bytes that moved since the stall clock was last set back.
     crept_bytes: u64,
@@ -145,6 +147,7 @@ impl Watch {
             exists_is_error: options.exists_is_error,
             remarks: past.remarks,
             agreed: false,
+            kept: HashMap::new(),
             resumed: HashMap::new(),
             crept_bytes: 0,
             served_bytes: 0,
@@ -350,8 +353,11 @@ impl Watch {
                     .saturating_add(bytes)
                     .min(progress.bytes_seen);
             }
-            engine::Event::Resumed { entry, bytes } => {
-                *self.resumed.entry(entry).or_default() += bytes;
+            engine::Event::Resumed { entry, bytes } | engine::Event::Reused { entry, bytes } => {
+                if let engine::Event::Resumed { .. } = &event {
+                    *self.resumed.entry(entry).or_default() += bytes;
+                }
+                *self.kept.entry(entry).or_default() += bytes;
                 self.crept(bytes);
                 let progress = &mut self.totals.progress;
                 progress.bytes_done = progress

@@ -63,6 +63,16 @@ pub(crate) fn open_directory_below(directory: impl AsFd, path: &[u8]) -> io::Res
 /// FIFO or a device since, the open does not wait (`O_NONBLOCK`), and the answer is `ENXIO`.
 pub fn open_regular(directory: impl AsFd, name: &Name) -> io::Result<(OwnedFd, Status)> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    open_checked(directory, name, flags)
+}
+
+/// Opens a regular file for reading and writing; otherwise as [`open_regular`].
+pub(crate) fn open_for_writing(directory: impl AsFd, name: &Name) -> io::Result<(OwnedFd, Status)> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    open_checked(directory, name, flags)
+}
+
+fn open_checked(directory: impl AsFd, name: &Name, flags: OFlags) -> io::Result<(OwnedFd, Status)> {
     let file = open2(directory, name.as_bytes(), flags, Mode::empty(), strict())?;
     let status = Status::of(&file)?;
     if status.is_directory() {

@@ -16,12 +16,15 @@ mod compare;
 mod destination;
 mod directory;
 mod finish;
+mod in_place;
 mod journal;
+mod kept;
 mod link;
 mod listed;
 mod media;
 mod mirror;
 mod notes;
+mod older;
 mod part;
 mod place;
 mod plan;
@@ -44,6 +47,7 @@ use self::directory::{Directories, Handle, Parent};
 pub(crate) use self::journal::{Identity, Record};
 use self::mirror::Mirror;
 use self::notes::Notes;
+pub(crate) use self::older::{Older, OlderCopy};
 pub(crate) use self::part::PartFile;
 use self::plan::Plan;
 use self::published::Published;
@@ -54,7 +58,9 @@ use crate::storage::error::StorageError;
 use crate::storage::leftover::Sweeper;
 use crate::storage::part_name::UniqueNames;
 use crate::storage::root::{LastSymlink, Root};
-use crate::wire::message::{Outcome, Overwrite, Placement, Preserve, Remark};
+use crate::storage::status::Status;
+use crate::units::ChunkSize;
+use crate::wire::message::{Outcome, Overwrite, Placement, Preserve, Remark, Reuse};
 use crate::wire::{Fault, FaultCode};
 
 pub use self::mirror::MirrorOptions;
@@ -90,6 +96,10 @@ pub struct SinkOptions {
     pub dry_run: bool,
     /// What the source does not have is removed at the end.
     pub mirror: Option<MirrorOptions>,
+    /// What becomes of the content of files that are replaced.
+    pub reuse: Reuse,
+    /// Chunks are so large.
+    pub chunk: ChunkSize,
 }
 
 /// What becomes of an entry that a page told.
@@ -97,6 +107,11 @@ pub struct SinkOptions {
 pub enum Placed {
     /// Its content is wanted: prepare it, or store it from a pack.
     Fetch,
+    /// The same, and an older copy is there, which has chunks before this one whole.
+    Compare {
+        /// The first chunk that it does not have.
+        chunks: u64,
+    },
     /// It is done with.
     Settled(Outcome),
     /// It is to be linked once the file with this handle is settled.
@@ -135,6 +150,8 @@ pub struct Sink {
     plan: Option<Plan>,
     /// Only there if what the source does not have is removed.
     mirror: Option<Mirror>,
+    reuse: Reuse,
+    chunk: ChunkSize,
     /// Most files open at once in a group commit.
     group_files_max: usize,
     /// What open directories, groups and part files take their descriptors from.
@@ -179,6 +196,12 @@ struct Job {
     linked: bool,
     /// Mode of the file that it replaces.
     existing_mode: Option<u32>,
+    /// That file, if its content is of use: chunks before this one will be compared, and no others.
+    older: Option<(Status, u64)>,
+    /// That file, if it is to stay should its content be what the source has.
+    compared: Option<Status>,
+    /// The same, if it is to be written where it stands.
+    in_place: Option<Status>,
 }
 
 #[derive(Debug)]
@@ -225,6 +248,8 @@ impl Sink {
             only_adds,
             dry_run,
             mirror,
+            reuse,
+            chunk,
         } = options;
         let descriptors = budget.account();
         Self {
@@ -235,6 +260,8 @@ impl Sink {
             only_adds,
             plan: dry_run.then(Plan::default),
             mirror: mirror.map(|options| Mirror::new(options, dry_run)),
+            reuse,
+            chunk,
             group_files_max: share,
             notes: Notes::default(),
             stopped: AtomicBool::new(false),
@@ -266,6 +293,11 @@ impl Sink {
     /// Whether entries are durable before they count as done.
     pub(crate) fn syncs(&self) -> bool {
         self.sync
+    }
+
+    /// Whether it has not been stopped.
+    pub(crate) fn is_running(&self) -> bool {
+        !self.stopped.load(Ordering::Relaxed)
     }
 
     /// Whether there is still any sense in beginning something.

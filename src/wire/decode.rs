@@ -17,7 +17,7 @@ use crate::wire::kind::Kind;
 use crate::wire::message::{
     Carried, ChunkDigest, Direction, FilterRule, Grant, GrantPart, HashKind, Hello, Listed,
     ListedKind, ManifestPage, Message, Open, Operation, Outcome, Overwrite, Placement, Preserve,
-    RegionKey, Remark, RemarkKind, RemotePath, RootName, TransportOffer, Wanted, Welcome,
+    RegionKey, Remark, RemarkKind, RemotePath, Reuse, RootName, TransportOffer, Wanted, Welcome,
 };
 use crate::wire::{Fault, FaultCode, WireError, plan, rail, removal, status, tag};
 
@@ -86,6 +86,7 @@ pub(super) fn message(kind: Kind, body: &[u8]) -> Result<Message> {
             tcp: r.u64()?,
             rdma: r.u64()?,
             resumed: r.u64()?,
+            reused: r.u64()?,
         }),
         Kind::Finished => Message::Finished,
         Kind::Deleted => {
@@ -191,7 +192,7 @@ fn read_filters(r: &mut Reader<'_>) -> Result<Vec<FilterRule>> {
 
 fn read_push(r: &mut Reader<'_>, chunk: ChunkSize) -> Result<Direction> {
     let destination = read_remote_path(r)?;
-    let bits = r.bits8(tag::PUSH_ALL, "options")?;
+    let bits = r.bits16(tag::PUSH_ALL, "options")?;
     let overwrite = match r.u8()? {
         tag::OVERWRITE_IF_DIFFERENT => Overwrite::IfDifferent,
         tag::OVERWRITE_OLDER => Overwrite::Older,
@@ -217,6 +218,11 @@ fn read_push(r: &mut Reader<'_>, chunk: ChunkSize) -> Result<Direction> {
         resume: bits & tag::PUSH_RESUME != 0,
         bytes_per_s,
         delete: removal::read_deleting(r, bits)?,
+        reuse: Reuse {
+            delta: bits & tag::PUSH_DELTA != 0,
+            checksum: bits & tag::PUSH_CHECKSUM != 0,
+            in_place: bits & tag::PUSH_IN_PLACE != 0,
+        },
     })
 }
 
@@ -387,6 +393,7 @@ fn read_want(r: &mut Reader<'_>) -> Result<Vec<(EntryId, Wanted)>> {
                 let chunks = |(start, end)| ChunkRange { start, end };
                 Wanted::Chunks(ranges.into_iter().map(chunks).collect())
             }
+            tag::WANT_COMPARED => Wanted::Compared(r.u64()?),
             _ => return Err(r.invalid("wanted")),
         };
         Ok((entry, wanted))

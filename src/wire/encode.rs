@@ -54,6 +54,7 @@ pub(super) fn message(w: &mut Writer<'_>, message: &Message) {
             w.u64(carried.tcp);
             w.u64(carried.rdma);
             w.u64(carried.resumed);
+            w.u64(carried.reused);
         }
         Message::Opened | Message::Finished | Message::Done => {}
         Message::Credit {
@@ -154,7 +155,13 @@ fn write_open(w: &mut Writer<'_>, open: &Open) {
     w.u8(hash_tag(open.hash));
     w.u8(open.chunk.log2());
     w.u16(preserve_bits(open.preserve));
-    w.u8(flag(open.recursive, tag::OPEN_RECURSIVE) | flag(open.dry_run, tag::OPEN_DRY_RUN));
+    let recursive = if open.recursive {
+        tag::OPEN_RECURSIVE
+    } else {
+        0
+    };
+    let dry_run = if open.dry_run { tag::OPEN_DRY_RUN } else { 0 };
+    w.u8(recursive | dry_run);
     w.list(&open.filters, FILTERS_MAX, "filters", |w, filter| {
         w.boolean(filter.include);
         w.bytes16(&filter.pattern, FILTER_BYTES_MAX, "pattern");
@@ -171,10 +178,15 @@ fn write_open(w: &mut Writer<'_>, open: &Open) {
             resume,
             bytes_per_s,
             delete,
+            reuse,
         } => {
             write_remote_path(w, destination);
-            let bits = flag(*sync, tag::PUSH_SYNC) | flag(*resume, tag::PUSH_RESUME);
-            let bits = bits | removal::deleting_bits(*delete);
+            let bits = flag(*sync, tag::PUSH_SYNC)
+                | flag(*resume, tag::PUSH_RESUME)
+                | flag(reuse.delta, tag::PUSH_DELTA)
+                | flag(reuse.checksum, tag::PUSH_CHECKSUM)
+                | flag(reuse.in_place, tag::PUSH_IN_PLACE)
+                | removal::deleting_bits(*delete);
             write_placement(w, placement, *overwrite, bits);
             w.u64(bytes_per_s.map_or(0, NonZeroU64::get));
             removal::write_deleting(w, delete.unwrap_or_default());
@@ -182,10 +194,10 @@ fn write_open(w: &mut Writer<'_>, open: &Open) {
     }
 }
 
-fn write_placement(w: &mut Writer<'_>, placement: &Placement, overwrite: Overwrite, bits: u8) {
+fn write_placement(w: &mut Writer<'_>, placement: &Placement, overwrite: Overwrite, bits: u16) {
     let into = flag(placement.into_directory, tag::PUSH_INTO_DIRECTORY);
     let parents = flag(placement.make_parents, tag::PUSH_MAKE_PARENTS);
-    w.u8(into | parents | bits);
+    w.u16(into | parents | bits);
     w.u8(match overwrite {
         Overwrite::IfDifferent => tag::OVERWRITE_IF_DIFFERENT,
         Overwrite::Older => tag::OVERWRITE_OLDER,
@@ -198,7 +210,7 @@ fn write_placement(w: &mut Writer<'_>, placement: &Placement, overwrite: Overwri
     });
 }
 
-fn flag(is_set: bool, bit: u8) -> u8 {
+fn flag(is_set: bool, bit: u16) -> u16 {
     if is_set { bit } else { 0 }
 }
 
@@ -345,6 +357,10 @@ fn write_want(w: &mut Writer<'_>, wants: &[(crate::ids::EntryId, Wanted)]) {
                     w.u64(range.start);
                     w.u64(range.end);
                 });
+            }
+            Wanted::Compared(before) => {
+                w.u8(tag::WANT_COMPARED);
+                w.u64(*before);
             }
         }
     });

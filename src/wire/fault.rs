@@ -19,7 +19,24 @@ impl PartialEq for Fault {
     }
 }
 
+/// What is added to the failure of a file that was being written where it stands.
+const MIXTURE: &str = "; the file there may be part old and part new now: run the same command again to mend \
+                       it";
+
 impl Fault {
+    /// The same, of a file that was being written where it stands.
+    pub fn of_mixture(mut self) -> Self {
+        if !self.is_of_mixture() {
+            self.text.push_str(MIXTURE);
+        }
+        self
+    }
+
+    /// Whether it says that a file may be part old and part new.
+    pub fn is_of_mixture(&self) -> bool {
+        self.text.ends_with(MIXTURE)
+    }
+
     /// A fault with its text.
     pub fn new(code: FaultCode, text: impl Into<String>) -> Self {
         Self {

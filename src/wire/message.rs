@@ -192,6 +192,9 @@ pub struct Carried {
     pub rdma: u64,
     /// Not at all: an interrupted run had left them, and they were proved where they lie.
     pub resumed: u64,
+    /// Not at all: an older copy at the destination had the same, and they were proved like what
+    /// travels.
+    pub reused: u64,
 }
 
 /// The client's greeting.
@@ -287,6 +290,8 @@ pub enum Direction {
         bytes_per_s: Option<NonZeroU64>,
         /// Whether what the source does not have is removed.
         delete: Option<Deleting>,
+        /// What becomes of the content of files that are there.
+        reuse: Reuse,
     },
 }
 
@@ -351,6 +356,22 @@ pub enum Overwrite {
     Error,
 }
 
+/// What a receiver does with the content of a file that it is to replace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reuse {
+    /// Chunks that the older copy has already are taken from it and do not travel. Nothing is compared
+    /// without a hash, nor for a peer that may not read.
+    pub delta: bool,
+    /// Files are told apart by their content, whatever their times say: one of the same length is
+    /// compared, and stays if it is the same. Needs a hash and, of a server, the right to read.
+    pub checksum: bool,
+    /// What differs is written into the file that is there, which is not atomic: one that failed may be
+    /// part old and part new, until the same is done again. What is not to be compared is dropped first.
+    /// Files with several names are refused. Not with [`Overwrite::Older`]: an unfinished file is newer
+    /// than its source.
+    pub in_place: bool,
+}
+
 /// Which digest proves chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -382,6 +403,9 @@ pub enum Wanted {
     All,
     /// These chunks, ascending and disjoint.
     Chunks(Vec<ChunkRange>),
+    /// The whole file. The receiver has an older copy of the chunks before this one, and compares it
+    /// before it reads anything of them: their proofs follow their grant at once.
+    Compared(u64),
 }
 
 /// A region that may be read, and what lies where in it.

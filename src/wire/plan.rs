@@ -81,6 +81,8 @@ reasons! {
     KeptNever = 12, Keep, "overwrite_never", "kept: --overwrite never";
     /// It is newer than the source, and only what is older is replaced.
     KeptNewer = 13, Keep, "overwrite_older", "kept: newer than the source";
+    /// The same size; contents, which a dry run does not read, would decide.
+    ByContent = 14, Copy, "content_compared", "same size: copied if the content differs";
 }
 
 pub(super) fn write(w: &mut Writer<'_>, reason: Reason) {

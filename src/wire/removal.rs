@@ -65,7 +65,7 @@ pub(super) fn write_deleting(w: &mut Writer<'_>, deleting: Deleting) {
 }
 
 /// The bits of a push that speak of deleting.
-pub(super) fn deleting_bits(deleting: Option<Deleting>) -> u8 {
+pub(super) fn deleting_bits(deleting: Option<Deleting>) -> u16 {
     let Some(Deleting { max, allow_empty }) = deleting else {
         return 0;
     };
@@ -82,7 +82,7 @@ pub(super) fn deleting_bits(deleting: Option<Deleting>) -> u8 {
     tag::PUSH_DELETE | bounded | empty
 }
 
-pub(super) fn read_deleting(r: &mut Reader<'_>, bits: u8) -> Result<Option<Deleting>, WireError> {
+pub(super) fn read_deleting(r: &mut Reader<'_>, bits: u16) -> Result<Option<Deleting>, WireError> {
     let (bounded, allow_empty) = (
         bits & tag::PUSH_DELETE_MAX != 0,
         bits & tag::PUSH_DELETE_EMPTY != 0,

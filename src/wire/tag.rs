@@ -21,14 +21,17 @@ pub(super) const PRESERVE_XATTRS: u16 = 8;
 pub(super) const PRESERVE_OWNER: u16 = 16;
 pub(super) const PRESERVE_ALL: u16 = 31;
 
-pub(super) const PUSH_INTO_DIRECTORY: u8 = 1;
-pub(super) const PUSH_MAKE_PARENTS: u8 = 2;
-pub(super) const PUSH_SYNC: u8 = 4;
-pub(super) const PUSH_RESUME: u8 = 8;
-pub(super) const PUSH_DELETE: u8 = 16;
-pub(super) const PUSH_DELETE_MAX: u8 = 32;
-pub(super) const PUSH_DELETE_EMPTY: u8 = 64;
-pub(super) const PUSH_ALL: u8 = 127;
+pub(super) const PUSH_INTO_DIRECTORY: u16 = 1;
+pub(super) const PUSH_MAKE_PARENTS: u16 = 2;
+pub(super) const PUSH_SYNC: u16 = 4;
+pub(super) const PUSH_RESUME: u16 = 8;
+pub(super) const PUSH_DELTA: u16 = 16;
+pub(super) const PUSH_CHECKSUM: u16 = 32;
+pub(super) const PUSH_IN_PLACE: u16 = 64;
+pub(super) const PUSH_DELETE: u16 = 128;
+pub(super) const PUSH_DELETE_MAX: u16 = 256;
+pub(super) const PUSH_DELETE_EMPTY: u16 = 512;
+pub(super) const PUSH_ALL: u16 = 1023;
 
 pub(super) const OVERWRITE_IF_DIFFERENT: u8 = 1;
 pub(super) const OVERWRITE_OLDER: u8 = 2;
@@ -48,6 +51,7 @@ pub(super) const PLACE_IN: u8 = 2;
 pub(super) const WANT_NOTHING: u8 = 0;
 pub(super) const WANT_ALL: u8 = 1;
 pub(super) const WANT_CHUNKS: u8 = 2;
+pub(super) const WANT_COMPARED: u8 = 3;
 
 pub(super) const PART_LAST: u8 = 1;
 pub(super) const PART_PACKED: u8 = 2;

@@ -61,6 +61,7 @@ pub(crate) fn push(to: &str) -> Message {
             resume: true,
             bytes_per_s: None,
             delete: None,
+            reuse: Default::default(),
         },
         hash: HashKind::Blake3,
         chunk: ChunkSize::DEFAULT,

@@ -412,6 +412,30 @@ fn what_an_earlier_run_left_does_not_travel_again() {
     }
 }
 
+/// The values come unasked, and only what differs is read.
+#[test]
+fn what_an_older_copy_has_does_not_travel() {
+    for hash in [HashKind::Blake3, HashKind::Sha256, HashKind::None] {
+        let mut plan = quiet(hash);
+        plan.older = true;
+        for seed in 0..9 {
+            let old = SourceFile {
+                seed,
+                ..file(30 * MIB)
+            };
+            plan.tree.add_file(None, old, false);
+        }
+        let mut pair = orderly(plan);
+        pair.drive();
+        pair.check_end();
+        let ledger = pair.receiver_end.unwrap().ledger;
+        let reused = ledger.carried.reused;
+        assert_eq!(reused > 20 * MIB, hash != HashKind::None, "{ledger:?}");
+        assert_eq!(ledger.bytes + reused, 9 * 30 * MIB);
+        assert_eq!(ledger.carried.tcp, ledger.bytes);
+    }
+}
+
 #[test]
 fn cancelling_either_side_ends_both_with_its_reason() {
     for at_sender in [false, true] {

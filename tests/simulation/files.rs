@@ -114,6 +114,11 @@ impl SourceFile {
         (0..=newest).any(|generation| self.content_of(chunk, generation) == content)
     }
 
+    /// The content that a chunk had at first.
+    pub fn first_content(&self, chunk: u64) -> u64 {
+        self.content_of(chunk, 0)
+    }
+
     fn content_of(&self, chunk: u64, generation: u64) -> u64 {
         if self.data[usize::try_from(chunk).unwrap()] {
             mix(self.seed ^ mix(chunk ^ mix(generation))) | 1
@@ -291,8 +296,10 @@ pub struct SinkFile {
     pub reserved: Vec<ByteRange>,
     /// What was written, proved or not.
     pub written: BTreeMap<u64, u64>,
-    /// What of that an earlier run wrote.
+    /// What of that did not travel.
     pub kept: BTreeSet<u64>,
+    /// What of that an older copy had.
+    pub compared: BTreeSet<u64>,
     pub verified: BTreeSet<u64>,
     pub holes: BTreeSet<u64>,
 }
@@ -392,7 +399,7 @@ impl Sink {
 pub fn is_wanted(wanted: &Wanted, chunk: u64) -> bool {
     match wanted {
         Wanted::Nothing => false,
-        Wanted::All => true,
+        Wanted::All | Wanted::Compared(_) => true,
         Wanted::Chunks(ranges) => ranges
             .iter()
             .any(|range: &ChunkRange| (range.start..range.end).contains(&chunk)),

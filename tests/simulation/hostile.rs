@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use rdcp::engine::receiver::{self, FetchFailure, PackResult, Placed, ReceiverOptions};
+use rdcp::engine::receiver::{
+    self, FetchFailure, PackResult, Placed, Prepared, Published, ReceiverOptions,
+};
 use rdcp::engine::sender::{self, ExposedWindow, FilledPack, OpenedFile, SenderOptions};
 use rdcp::engine::{FetchToken, LaneId, Receiver, Sender};
 use rdcp::ids::{EntryId, RegionId, RemoteKey};
@@ -256,7 +258,11 @@ impl ReceiverSide {
                 let held = if len < 20 { Vec::new() } else { vec![held] };
                 Input::Prepared {
                     entry,
-                    result: result.map(|()| held),
+                    result: result.map(|()| Prepared {
+                        held,
+                        older: choose(5),
+                        in_place: choose(2) == 0,
+                    }),
                 }
             }
             Output::Prove {
@@ -272,6 +278,20 @@ impl ReceiverSide {
                     result: result.map(|()| right),
                 }
             }
+            Output::Compare {
+                entry,
+                region,
+                chunks,
+                ..
+            } => {
+                let compared = chunks.iter().map(|(chunk, ..)| (*chunk, choose(2) == 0));
+                let compared = compared.collect();
+                Input::Compared {
+                    entry,
+                    region,
+                    result: result.map(|()| compared),
+                }
+            }
             Output::Allocate { entry, region, .. } => Input::Allocated {
                 entry,
                 region,
@@ -281,6 +301,9 @@ impl ReceiverSide {
                 let results = files.iter().map(|file| {
                     let result = match choose(5) {
                         0 => PackResult::Mismatch,
+                        2 => PackResult::Kept {
+                            updated: choose(2) == 0,
+                        },
                         1 => PackResult::Failed(fault(choose)),
                         _ => PackResult::Stored { digest: None },
                     };
@@ -293,7 +316,12 @@ impl ReceiverSide {
             }
             Output::Publish { entry } => Input::Published {
                 entry,
-                result: result.map(|()| None),
+                result: result.map(|()| match choose(3) {
+                    0 => Published::Kept {
+                        updated: choose(2) == 0,
+                    },
+                    _ => Published::New { digest: None },
+                }),
             },
             Output::Link { entry, .. } => Input::Linked {
                 entry,
@@ -585,6 +613,7 @@ fn wanted(choose: Choose<'_>) -> Wanted {
                 },
             ])
         }
+        2 => Wanted::Compared(number(choose)),
         _ => Wanted::All,
     }
 }
@@ -594,6 +623,7 @@ fn place(entry: &Entry, choose: Choose<'_>) -> Placed {
         EntryKind::Directory => Placed::Directory,
         EntryKind::HardLink(to) => Placed::Link(to),
         _ if choose(4) == 0 => Placed::Settled(outcome(choose)),
+        _ if choose(3) == 0 => Placed::Fetch(Wanted::Compared(choose(7))),
         _ => Placed::Fetch(Wanted::All),
     }
 }

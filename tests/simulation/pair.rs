@@ -13,7 +13,7 @@ use rdcp::units::{ByteRange, ChunkIndex, ChunkRange};
 use rdcp::wire::message::{ChunkDigest, GrantPart, HashKind, Outcome, RegionKey, Wanted};
 use rdcp::wire::{Fault, FaultCode, Message};
 
-use super::files::{Sink, Trouble, digest, digests, fault, is_wanted};
+use super::files::{Sink, SourceFile, Trouble, digest, digests, fault, is_wanted};
 use super::plan::Plan;
 use super::random::{Random, mix};
 use super::ways::{Lane, TCP, Ways};
@@ -53,6 +53,9 @@ pub struct Pair {
     receiver_jobs: Vec<receiver::Output>,
     sender_jobs: Vec<sender::Output>,
     ahead: BTreeMap<EntryId, Ahead>,
+    /// Windows whose values are told ahead, and chunks that are to be hashed for that.
+    told_ahead: BTreeSet<RegionId>,
+    to_hash: Vec<(EntryId, ChunkIndex)>,
     reports: Vec<sender::Input>,
     regions: BTreeMap<RegionId, Region>,
     fetches: Vec<InFlight>,
@@ -73,6 +76,7 @@ pub struct Pair {
     granted_bytes: i64,
     progress: u64,
     resumed: u64,
+    pub reused: u64,
     walk_failed: bool,
     pub outcomes: BTreeMap<EntryId, Outcome>,
     pub sender_outcomes: BTreeMap<EntryId, Outcome>,
@@ -148,6 +152,7 @@ enum Kind {
     Place,
     ReceiverJob,
     HashAhead,
+    HashWindow,
     Serve,
     Land,
 }
@@ -168,6 +173,8 @@ impl Pair {
             receiver_jobs: Vec::new(),
             sender_jobs: Vec::new(),
             ahead: BTreeMap::new(),
+            told_ahead: BTreeSet::new(),
+            to_hash: Vec::new(),
             reports: Vec::new(),
             regions: BTreeMap::new(),
             fetches: Vec::new(),
@@ -186,6 +193,7 @@ impl Pair {
             granted_bytes: 0,
             progress: 0,
             resumed: 0,
+            reused: 0,
             walk_failed: false,
             outcomes: BTreeMap::new(),
             sender_outcomes: BTreeMap::new(),
@@ -274,6 +282,7 @@ impl Pair {
                 Kind::HashAhead,
                 self.ahead.values().any(|ahead| ahead.next < ahead.upto),
             ),
+            (Kind::HashWindow, !self.to_hash.is_empty()),
             (Kind::Serve, self.fetches.iter().any(|fetch| !served(fetch))),
             (Kind::Land, self.fetches.iter().any(served)),
         ]
@@ -317,6 +326,7 @@ impl Pair {
                 self.receiver.handle(input);
             }
             Kind::HashAhead => self.hash_ahead(),
+            Kind::HashWindow => self.hash_window(),
             Kind::Serve => self.serve(),
             Kind::Land => self.land(),
         }
@@ -518,6 +528,10 @@ impl Pair {
             Event::Resumed { bytes, .. } => {
                 assert!(bytes > 0);
                 self.resumed += bytes;
+            }
+            Event::Reused { bytes, .. } => {
+                assert!(bytes > 0);
+                self.reused += bytes;
             }
             _ => {}
         }
@@ -812,6 +826,9 @@ impl Pair {
                 let region = self.regions.get_mut(&grant.region).unwrap();
                 assert!(!region.granted && !region.withdrawn && region.len == grant.len);
                 region.granted = true;
+                if self.told_ahead.contains(&grant.region) {
+                    self.hash_granted(grant);
+                }
             }
             _ => {}
         }
@@ -871,7 +888,12 @@ impl Pair {
                 entry,
                 range,
                 file_len,
+                told_ahead,
             } => {
+                if told_ahead {
+                    assert_eq!(self.plan.sender.hash, HashKind::Blake3);
+                    self.told_ahead.insert(region);
+                }
                 let file = &self.plan.tree.files[&entry];
                 assert!(file_len == file.len && range.end <= file_len && !range.is_empty());
                 let extents = file.extents(range, self.plan.sender.chunk);
@@ -1052,6 +1074,36 @@ impl Pair {
         });
     }
 
+    /// A receiver compares before it reads: its chunks are hashed beside.
+    fn hash_granted(&mut self, grant: &rdcp::wire::message::Grant) {
+        let part = &grant.parts[0];
+        let size = self.plan.sender.chunk;
+        for chunk in size.index_of(part.file_offset).0..size.count(part.file_offset + part.len) {
+            let file = &self.plan.tree.files[&part.entry];
+            if file.data[usize::try_from(chunk).unwrap()] {
+                self.to_hash.push((part.entry, ChunkIndex(chunk)));
+            }
+        }
+    }
+
+    fn hash_window(&mut self) {
+        let (entry, chunk) = take(&mut self.random, self.orderly, &mut self.to_hash);
+        if self.read_fails(entry) {
+            self.to_hash.retain(|(other, _)| *other != entry);
+            let fault = fault(FaultCode::Storage);
+            self.reports
+                .push(sender::Input::SourceFailed { entry, fault });
+            return;
+        }
+        let content = self.plan.tree.files[&entry].content(chunk.0);
+        let value = digest(content, chunk.0, receiver::Proof::Blake3).unwrap();
+        self.reports.push(sender::Input::Hashed {
+            entry,
+            chunk,
+            value,
+        });
+    }
+
     fn serve(&mut self) {
         let waiting: Vec<usize> = (0..self.fetches.len())
             .filter(|n| self.fetches[*n].served.is_none() && !self.fetches[*n].lost)
@@ -1209,10 +1261,15 @@ impl Pair {
         match job {
             Output::Place { page, items } => {
                 let decided = &self.plan.placed;
+                let older = self.plan.older;
+                let files = &self.plan.tree.files;
                 let decide = |entry: &Entry| match decided.get(&entry.id) {
                     Some(placed) => placed.clone(),
                     None => match entry.kind {
-                        EntryKind::File { .. } => Placed::Fetch(Wanted::All),
+                        EntryKind::File { .. } => {
+                            let older = older.then(|| older_chunks(&files[&entry.id]));
+                            Placed::Fetch(older.flatten().map_or(Wanted::All, Wanted::Compared))
+                        }
                         EntryKind::Directory => Placed::Directory,
                         EntryKind::HardLink(to) => Placed::Link(to),
                         _ => Placed::Settled(Outcome::Published {
@@ -1241,7 +1298,13 @@ impl Pair {
                 let result = if fails {
                     Err(fault(FaultCode::Denied))
                 } else {
-                    Ok(self.held(entry))
+                    // What was seen when it was placed may be shorter by now, or longer.
+                    let older = older_chunks(&self.plan.tree.files[&entry]).unwrap_or(0);
+                    Ok(receiver::Prepared {
+                        held: self.held(entry),
+                        older: older.saturating_sub(entry.0 % 3),
+                        in_place: entry.0.is_multiple_of(5),
+                    })
                 };
                 Input::Prepared { entry, result }
             }
@@ -1253,6 +1316,16 @@ impl Pair {
                 entry,
                 region,
                 result: Ok(self.prove_held(entry, &chunks)),
+            },
+            Output::Compare {
+                entry,
+                region,
+                chunks,
+                ..
+            } => Input::Compared {
+                entry,
+                region,
+                result: self.compare(entry, &chunks),
             },
             Output::Allocate {
                 entry,
@@ -1291,7 +1364,18 @@ impl Pair {
                 Input::PackStored { region, results }
             }
             Output::Publish { entry } => {
-                let result = self.publish(entry).map_or(Ok(None), Err);
+                // What an older copy had all of may stay.
+                let kept = self.plan.older && entry.0.is_multiple_of(2) && {
+                    let sink = &self.sink.files[&entry];
+                    !sink.verified.is_empty() && sink.verified.is_subset(&sink.compared)
+                };
+                let published = match kept {
+                    true => receiver::Published::Kept {
+                        updated: entry.0.is_multiple_of(4),
+                    },
+                    false => receiver::Published::New { digest: None },
+                };
+                let result = self.publish(entry).map_or(Ok(published), Err);
                 Input::Published { entry, result }
             }
             Output::Link { entry, to } => {
@@ -1311,6 +1395,7 @@ impl Pair {
                         Output::Prepare { entry: other, .. }
                         | Output::Allocate { entry: other, .. }
                         | Output::Prove { entry: other, .. }
+                        | Output::Compare { entry: other, .. }
                         | Output::Publish { entry: other } => entry == other,
                         _ => false,
                     };
@@ -1381,6 +1466,40 @@ impl Pair {
         proved
     }
 
+    /// The older copy has some of the chunks, and may change at any time.
+    fn compare(
+        &mut self,
+        entry: EntryId,
+        chunks: &[(ChunkIndex, receiver::Proof, [u8; 32])],
+    ) -> Result<Vec<(ChunkIndex, bool)>, Fault> {
+        let file = &self.plan.tree.files[&entry];
+        let sink = self.sink.files.get_mut(&entry).unwrap();
+        assert!(sink.prepared && !chunks.is_empty());
+        if file.trouble == Trouble::WriteFails {
+            return Err(fault(FaultCode::Storage));
+        }
+        let damaged = matches!(file.trouble, Trouble::Damaged(_));
+        let mut compared = Vec::new();
+        for &(chunk, proof, value) in chunks {
+            let fetched = |fetch: &InFlight| matches!(&fetch.what, What::Chunk(fetch) if (fetch.entry, fetch.chunk) == (entry, chunk));
+            assert!(
+                !sink.written.contains_key(&chunk.0) && !self.fetches.iter().any(fetched),
+                "fetched before it was compared"
+            );
+            let differs = mix(file.seed ^ mix(chunk.0)).is_multiple_of(3);
+            let spoilt = damaged && self.random.one_in(4);
+            let content = file.first_content(chunk.0) ^ u64::from(differs || spoilt) << 41;
+            let same = digest(content, chunk.0, proof) == Some(value);
+            if same {
+                sink.written.insert(chunk.0, content);
+                sink.kept.insert(chunk.0);
+                sink.compared.insert(chunk.0);
+            }
+            compared.push((chunk, same));
+        }
+        Ok(compared)
+    }
+
     fn store_packed(
         &mut self,
         file: &PackFile,
@@ -1447,6 +1566,7 @@ impl Pair {
             assert_eq!(self.sink.outstanding(), 0);
             assert!(receiver.ledger.bytes <= self.progress);
             assert_eq!(receiver.ledger.carried.resumed, self.resumed);
+            assert_eq!(receiver.ledger.carried.reused, self.reused);
         }
         for (entry, outcome) in &self.sender_outcomes {
             assert_eq!(
@@ -1496,6 +1616,11 @@ impl Pair {
                     let allowed = file.trouble.allowed(fault.code) || refused || given_up;
                     assert!(allowed, "{entry}, {:?}, failed: {fault:?}", file.trouble);
                 }
+                Outcome::Unchanged | Outcome::Updated => {
+                    let sink = &self.sink.files[&entry];
+                    let all = sink.verified.is_subset(&sink.compared);
+                    assert!(all, "{entry} is said to have been there");
+                }
                 Outcome::Published { .. } => {
                     let always = matches!(
                         file.trouble,
@@ -1514,6 +1639,17 @@ impl Pair {
                 _ => panic!("{entry} ended as {outcome:?}"),
             }
         }
+    }
+}
+
+/// How many chunks an older copy of the file has, if there is one.
+fn older_chunks(file: &SourceFile) -> Option<u64> {
+    // Drawn apart, so that runs without one are what they were.
+    let mut random = Random::new(file.seed ^ 0x01de);
+    let chunks = file.data.len() as u64;
+    match random.below(3) {
+        0 => Some(1 + random.below(chunks + 3)),
+        _ => None,
     }
 }
 

@@ -43,6 +43,8 @@ pub struct Plan {
     pub tree: Tree,
     /// Earlier runs have left parts of some files.
     pub interrupted: bool,
+    /// Some files have an older copy at the destination.
+    pub older: bool,
     /// What storage says of entries that it does not simply take.
     pub placed: std::collections::BTreeMap<EntryId, Placed>,
 }
@@ -59,6 +61,7 @@ impl Plan {
             window_bytes: &[WINDOW_BYTES],
             tree: Tree::default(),
             interrupted: false,
+            older: false,
             placed: Default::default(),
         }
     }
@@ -70,6 +73,7 @@ impl Plan {
         let chunk = ChunkSize::from_log2(log2).unwrap();
         let mut plan = Self::quiet(hash, chunk);
         plan.interrupted = hash != HashKind::None;
+        plan.older = true;
         let lanes = 1 + random.below(4);
         plan.rails = match random.below(2) {
             0 => vec![TCP; usize::try_from(lanes).unwrap()],

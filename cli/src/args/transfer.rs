@@ -129,7 +129,34 @@ pub(crate) struct TransferArgs {
     #[arg(long, help_heading = DESTINATION)]
     pub(crate) no_fsync: bool,
 
-    /// Fetch every file whole, and leave nothing of a file that is interrupted
+    /// Tell files apart by content: the same size and time are no proof that a file is there
+    ///
+    /// A file with the size of its source is read and hashed at both ends. What is the same stays and
+    /// counts as unchanged, or as updated if its time or what else is carried differed; of what is not,
+    /// only the chunks that differ travel. Files up to 256 KiB travel to be compared. Not with --hash none.
+    #[arg(short, long, conflicts_with = "whole_file", help_heading = DESTINATION)]
+    pub(crate) checksum: bool,
+    /// Copy files whole, whatever an older copy at the destination has already
+    ///
+    /// Without it, a file that replaces an older copy of itself takes from that what is the same, and
+    /// only the chunks that differ travel; each is proved by the digest that the source has now. That
+    /// holds for files that have at least four chunks (--chunk) in common with the older copy's length,
+    /// whether they grew or shrank, and not for --hash none. A push does it where the client's key may
+    /// read, since which chunks are asked for tells what is there. What is compared is read and hashed at
+    /// both ends: where the network is faster than that, or nothing will be the same, -W is faster.
+    #[arg(short = 'W', long, help_heading = DESTINATION)]
+    pub(crate) whole_file: bool,
+    /// Write what differs into the file that is there, instead of beside it and renamed
+    ///
+    /// Needs no space for a second copy, and keeps the file's identity for those who have it open. But it
+    /// is not atomic: until the copy is complete the file is part old and part new, and so it stays if the
+    /// copy fails or is interrupted; its time is set last, so the same command mends it. With -W, --hash
+    /// none, or a client's key that may not read, the file is emptied first. A file with several names
+    /// (hard links) is refused, and a symbolic link is replaced as ever; what is not there yet is made
+    /// beside and renamed. Not with -u.
+    #[arg(long, conflicts_with = "update", help_heading = DESTINATION)]
+    pub(crate) inplace: bool,
+    /// Do not go on with what an interrupted copy left, and leave nothing of one
     ///
     /// Without it, an interrupted copy leaves what it has of a file that takes long under a hidden name,
     /// .rdcp-*.part, with a journal of what is proved, and the same command goes on with it: what is

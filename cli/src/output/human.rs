@@ -240,6 +240,13 @@ fn summary_line(summary: &Summary) -> String {
             bytes(summary.bytes)
         ));
     }
+    if summary.bytes_reused > 0 {
+        parts.push(format!(
+            "{} of {} were there",
+            bytes(summary.bytes_reused),
+            bytes(summary.bytes)
+        ));
+    }
     if summary.unchanged > 0 {
         parts.push(format!("{} unchanged", summary.unchanged));
     }
@@ -293,6 +300,7 @@ mod tests {
             bytes_moved: 3 << 30,
             bytes_resumed: 0,
             reconnects: 0,
+            bytes_reused: 0,
             elapsed: Duration::from_secs(2),
             data_elapsed: None,
             failures: Vec::new(),
@@ -347,6 +355,16 @@ mod tests {
         assert_eq!(
             line,
             "3 files, 3.0 GiB in 2.0 s (512.0 MiB/s), resumed 2.0 GiB of 3.0 GiB, tcp, verified with \
+             blake3"
+        );
+        let line = summary_line(&Summary {
+            bytes_moved: 1 << 30,
+            bytes_reused: 2 << 30,
+            ..summary()
+        });
+        assert_eq!(
+            line,
+            "3 files, 3.0 GiB in 2.0 s (512.0 MiB/s), 2.0 GiB of 3.0 GiB were there, tcp, verified with \
              blake3"
         );
         let line = summary_line(&Summary {

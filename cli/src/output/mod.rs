@@ -84,6 +84,8 @@ pub(crate) struct Summary {
     pub(crate) bytes_resumed: u64,
     /// How often the connection was lost and made anew.
     pub(crate) reconnects: u64,
+    /// Bytes that older copies at the destination had.
+    pub(crate) bytes_reused: u64,
     /// How long it took.
     pub(crate) elapsed: Duration,
     /// How long bytes were read and stored, if this end did that.
@@ -114,6 +116,7 @@ impl From<&Report> for Summary {
             bytes_moved: report.bytes_moved,
             bytes_resumed: report.bytes_resumed,
             reconnects: report.reconnects,
+            bytes_reused: report.bytes_reused,
             elapsed: report.elapsed,
             data_elapsed: report.data_elapsed,
             failures: report.failures.clone(),

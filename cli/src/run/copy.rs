@@ -17,6 +17,9 @@ use crate::signals::Signals;
 const GOES_ON: &str = "the same command again goes on from here";
 /// Longest wait for the server to take note that an interrupted copy's session ends.
 const FAREWELL_INTERRUPTED_MAX: Duration = Duration::from_millis(200);
+/// The same if files were written in place.
+const MENDS: &str = "files that were being written in place may be part old and part new: the same command \
+                     again mends them";
 /// How often the bar moves while nothing happens.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -57,8 +60,12 @@ pub(super) async fn transfer(
         },
         status = signals.first() => return End::signal(status),
     };
+    let goes_on = match job.options.reuse.in_place {
+        true => MENDS,
+        false => GOES_ON,
+    };
     let transfer = start(&client, job);
-    let end = watch(transfer, output, signals).await;
+    let end = watch(transfer, goes_on, output, signals).await;
     if end.kind == Some(ErrorKind::Cancelled) {
         // Who interrupts a copy does not wait for a server that does not answer.
         let _ = tokio::time::timeout(FAREWELL_INTERRUPTED_MAX, client.close()).await;
@@ -97,7 +104,12 @@ fn start(client: &Client, job: TransferJob) -> Transfer {
 }
 
 /// Tells what happens until the transfer ends; a signal cancels it and its end is waited for.
-async fn watch(mut transfer: Transfer, output: &mut Output, signals: &mut Signals) -> End {
+async fn watch(
+    mut transfer: Transfer,
+    goes_on: &str,
+    output: &mut Output,
+    signals: &mut Signals,
+) -> End {
     let mut interrupted = None;
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -115,12 +127,13 @@ async fn watch(mut transfer: Transfer, output: &mut Output, signals: &mut Signal
             }
         }
     }
-    ended(transfer.finish().await, interrupted, output)
+    ended(transfer.finish().await, interrupted, goes_on, output)
 }
 
 fn ended(
     result: Result<Report, Error>,
     interrupted: Option<ExitStatus>,
+    goes_on: &str,
     output: &mut Output,
 ) -> End {
     match (result, interrupted) {
@@ -138,7 +151,7 @@ fn ended(
                 output.unfinished(&Summary::from(report));
             }
             let error = Error::new(ErrorKind::Cancelled, "interrupted");
-            output.error(&error.with_hint(GOES_ON));
+            output.error(&error.with_hint(goes_on));
             End::signal(status)
         }
         (Err(error), None) => {
@@ -148,7 +161,7 @@ fn ended(
             // What ended it in the middle may not be there the next time.
             let broke = matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::TimedOut);
             if broke && error.report().is_some() && error.hint().is_none() {
-                return fail(output, &error.with_hint(GOES_ON));
+                return fail(output, &error.with_hint(goes_on));
             }
             fail(output, &error)
         }

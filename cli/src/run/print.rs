@@ -295,6 +295,7 @@ impl Run<'_> {
             bytes_moved: self.written,
             bytes_resumed: 0,
             reconnects: self.reconnects,
+            bytes_reused: 0,
             elapsed: self.begun.elapsed(),
             data_elapsed: None,
             // The one failure is what ends the run, and is told as that.

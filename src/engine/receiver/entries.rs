@@ -7,11 +7,11 @@ use crate::engine::{Event, internal, protocol};
 use crate::ids::{EntryId, RegionId};
 use crate::limits::{DEPTH_MAX, PAGE_ITEMS_MAX};
 use crate::manifest::{Entry, EntryKind, Item, Note, Place};
-use crate::wire::message::{ManifestPage, Outcome};
+use crate::wire::message::{HashKind, ManifestPage, Outcome, Wanted};
 use crate::wire::{Fault, FaultCode};
 
 use super::file::{File, Phase};
-use super::{FINISHING_MAX, Output, Placed, Receiver};
+use super::{FINISHING_MAX, Output, Placed, Published, Receiver};
 
 /// Failed files that hard links may still come to; more of them end the run, as the links could
 /// not be told from those to good files.
@@ -200,7 +200,13 @@ impl Receiver {
                     let Some(remaining) = Remaining::new(&wanted) else {
                         return Err(internal("storage wants chunks that make no sense"));
                     };
-                    record.state = State::File(Box::new(File::new(remaining)));
+                    let mut file = File::new(remaining);
+                    if let (Wanted::Compared(before), true) =
+                        (&wanted, self.options.hash != HashKind::None)
+                    {
+                        file.older = *before;
+                    }
+                    record.state = State::File(Box::new(file));
                     self.outbox.want.push((entry, wanted));
                 }
                 Placed::Link(to) => {
@@ -425,7 +431,10 @@ impl Receiver {
             Phase::Fetching | Phase::Settling => {}
         }
         if let Some(file) = self.file(entry) {
-            file.phase = Phase::Failing(fault);
+            file.phase = Phase::Failing(match file.in_place {
+                true => fault.of_mixture(),
+                false => fault,
+            });
         }
         self.drain(entry);
     }
@@ -500,7 +509,7 @@ impl Receiver {
     pub(super) fn published(
         &mut self,
         entry: EntryId,
-        result: Result<Option<[u8; 32]>, Fault>,
+        result: Result<Published, Fault>,
     ) -> Result<(), Fault> {
         self.job_done()?;
         let Some(file) = self.file(entry) else {
@@ -508,10 +517,14 @@ impl Receiver {
         };
         file.pending -= 1;
         match result {
-            Ok(digest) if matches!(file.phase, Phase::Publishing) => {
+            Ok(published) if matches!(file.phase, Phase::Publishing) => {
                 let bytes = file.bytes;
                 self.finishing -= 1;
-                self.settle(entry, Outcome::Published { bytes, digest });
+                let outcome = match published {
+                    Published::New { digest } => Outcome::Published { bytes, digest },
+                    Published::Kept { updated } => kept(updated),
+                };
+                self.settle(entry, outcome);
             }
             // It failed meanwhile: that it has its name now does not make it right.
             Ok(_) => self.drain(entry),
@@ -548,6 +561,14 @@ impl Receiver {
                 self.outbox.settled.push((entry, outcome));
             }
         }
+    }
+}
+
+/// How an entry ended whose content was there.
+pub(super) fn kept(updated: bool) -> Outcome {
+    match updated {
+        true => Outcome::Updated,
+        false => Outcome::Unchanged,
     }
 }
 

@@ -3,14 +3,14 @@
 use crate::engine::{Event, internal, protocol};
 use crate::ids::{EntryId, RegionId};
 use crate::limits::REPAIRS_MAX;
-use crate::units::{ChunkIndex, ChunkRange};
+use crate::units::ChunkIndex;
 use crate::wire::message::{HashKind, Outcome};
 use crate::wire::{Fault, FaultCode};
 
-use super::entries::{State, changed};
+use super::entries::{State, changed, kept};
 use super::file::{Keep, PartFile, Phase, Step};
 use super::lanes::{Avoid, InFlight, Pick, TCP, Target};
-use super::{Fetch, FetchFailure, Output, PackResult, Receiver};
+use super::{Fetch, FetchFailure, Output, PackResult, Prepared, Receiver};
 
 /// Something with bytes to fetch.
 #[derive(Clone, Copy, Debug)]
@@ -152,7 +152,7 @@ impl Receiver {
     pub(super) fn prepared(
         &mut self,
         entry: EntryId,
-        result: Result<Vec<ChunkRange>, Fault>,
+        result: Result<Prepared, Fault>,
     ) -> Result<(), Fault> {
         self.job_done()?;
         let Some(file) = self.file(entry) else {
@@ -160,9 +160,15 @@ impl Receiver {
         };
         file.pending -= 1;
         match result {
-            Ok(held) => {
+            Ok(Prepared {
+                held,
+                older,
+                in_place,
+            }) => {
+                file.in_place = in_place;
                 file.part_file = PartFile::Ready;
                 file.held = held;
+                file.older = file.older.min(older);
                 self.drain(entry);
                 self.allocate(entry);
                 self.complete(entry);
@@ -176,7 +182,7 @@ impl Receiver {
     }
 
     /// Reserves space for windows that came since the last time, and has it looked which of their
-    /// chunks are there already.
+    /// chunks are there already, and which an older copy has.
     pub(super) fn allocate(&mut self, entry: EntryId) {
         if self.is_ending() {
             return;
@@ -209,8 +215,10 @@ impl Receiver {
                         chunks,
                     });
                 }
+                window.set_aside(file.older, hash);
             }
         }
+        self.compare(entry);
     }
 
     pub(super) fn proved(
@@ -244,7 +252,7 @@ impl Receiver {
             return Err(internal("chunks were proved of a region that was released"));
         };
         let mut bytes = 0;
-        let mut kept = Vec::with_capacity(chunks.len());
+        let mut proved = Vec::with_capacity(chunks.len());
         let mut is_changed = false;
         for (chunk, value) in chunks {
             let Some(index) = window.position(chunk.0) else {
@@ -254,7 +262,7 @@ impl Receiver {
                 Keep::Yes => {
                     bytes += size.range(chunk, file_len).len();
                     let digest = Some(value);
-                    kept.push(Output::Verified {
+                    proved.push(Output::Verified {
                         entry,
                         chunk,
                         digest,
@@ -270,7 +278,7 @@ impl Receiver {
             self.fail_file(entry, changed());
             return Ok(());
         }
-        self.outputs.extend(kept);
+        self.outputs.extend(proved);
         if bytes > 0 {
             let resumed = &mut self.ledger.carried.resumed;
             *resumed = resumed.saturating_add(bytes);
@@ -421,6 +429,7 @@ impl Receiver {
         match step {
             Step::Wait => {}
             Step::Ready => self.enqueue(entry),
+            Step::Compare => self.compare(entry),
             Step::Verified => {
                 let digest = window.digest(index);
                 self.verified(entry, region, chunk, digest);
@@ -464,7 +473,7 @@ impl Receiver {
     }
 
     /// Releases the window if all of it is there, and with the last one lets the file go on.
-    fn end_window(&mut self, entry: EntryId, region: RegionId) {
+    pub(super) fn end_window(&mut self, entry: EntryId, region: RegionId) {
         let Some(file) = self.file(entry) else { return };
         let done = file
             .windows
@@ -561,6 +570,10 @@ impl Receiver {
                             digest,
                         },
                     );
+                }
+                PackResult::Kept { updated } => {
+                    self.moved += file.len;
+                    self.settle(entry, kept(updated));
                 }
                 PackResult::Mismatch => wrong.push(file),
                 PackResult::Failed(fault) => {

@@ -11,6 +11,7 @@ use crate::units::{ByteRange, ChunkIndex, ChunkRange, ChunkSize};
 use crate::wire::Fault;
 use crate::wire::message::{GrantPart, HashKind, RegionKey};
 
+use super::comparing::Comparing;
 use super::io::Proof;
 use super::lanes::Avoid;
 
@@ -52,6 +53,10 @@ pub(super) struct File {
     pub(super) part_file: PartFile,
     /// Chunks that an earlier run may have written, ascending.
     pub(super) held: Vec<ChunkRange>,
+    /// Chunks before this one are compared with an older copy.
+    pub(super) older: u64,
+    /// It is written where it stands.
+    pub(super) in_place: bool,
     /// Granted and not released, ascending.
     pub(super) windows: VecDeque<Window>,
     /// Digests that came before the grant of their chunk.
@@ -76,6 +81,8 @@ impl File {
             granted: None,
             part_file: PartFile::None,
             held: Vec::new(),
+            older: 0,
+            in_place: false,
             windows: VecDeque::new(),
             early: Vec::new(),
             queued: false,
@@ -132,17 +139,18 @@ pub(super) struct Window {
     pub(super) allocated: bool,
     /// It is looked which of its chunks are there already.
     proving: bool,
+    pub(super) comparing: Comparing,
     /// The SHA-256 state before the first chunk.
     before: Option<[u8; 32]>,
     first_chunk: u64,
     /// Where byte 0 of the file would be in the region.
     region_start: u64,
     file_offset: u64,
-    chunks: Vec<Chunk>,
+    pub(super) chunks: Vec<Chunk>,
     /// Chunks before this one have been fetched at least once.
     cursor: u32,
     /// Chunks to fetch again, and the way that should not be used for it.
-    again: VecDeque<(u32, Option<Avoid>)>,
+    pub(super) again: VecDeque<(u32, Option<Avoid>)>,
     /// Chunks that came wrong, and how often.
     repairs: Vec<(u32, u32)>,
     left: u32,
@@ -150,14 +158,14 @@ pub(super) struct Window {
 
 /// One chunk of a window.
 #[derive(Clone, Copy, Debug)]
-struct Chunk {
-    state: ChunkState,
+pub(super) struct Chunk {
+    pub(super) state: ChunkState,
     /// The way that it went last.
     way: Option<Avoid>,
     /// The sender's digest is known: it is `value`.
-    told: bool,
+    pub(super) told: bool,
     /// The sender's digest, or, while it is not known, our own of what landed.
-    value: [u8; 32],
+    pub(super) value: [u8; 32],
 }
 
 /// Whether a chunk that an earlier run stored counts.
@@ -171,7 +179,7 @@ pub(super) enum Keep {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ChunkState {
+pub(super) enum ChunkState {
     /// To be fetched.
     Waiting,
     InFlight,
@@ -179,6 +187,10 @@ enum ChunkState {
     Held,
     /// An earlier run stored it, and it still is what that run had proved.
     Kept,
+    /// An older copy may have it; it is compared once the sender's digest is known.
+    Older,
+    /// That is being done.
+    Comparing,
     /// Stored; the sender's digest is awaited.
     Landed,
     /// It came wrong; the sender was asked to look again.
@@ -200,6 +212,8 @@ pub(super) enum Step {
     GiveUp,
     /// The chunk can be fetched now.
     Ready,
+    /// The chunk can be compared now.
+    Compare,
     /// The sender changed a digest that it had told.
     Contradiction,
     /// What an earlier run stored is not what the source holds now.
@@ -233,6 +247,7 @@ impl Window {
             asked: false,
             allocated: false,
             proving: false,
+            comparing: Comparing::default(),
             before: None,
             first_chunk,
             region_start: part.region_offset,
@@ -371,7 +386,7 @@ impl Window {
     }
 
     /// SHA-256: whether the states around the chunk are known.
-    fn is_provable(&self, index: u32) -> bool {
+    pub(super) fn is_provable(&self, index: u32) -> bool {
         let before_known = match index.checked_sub(1) {
             Some(previous) => self.chunks[previous as usize].told,
             None => self.first_chunk == 0 || self.before.is_some(),
@@ -443,7 +458,7 @@ impl Window {
         Step::Recheck
     }
 
-    fn verify(&mut self, index: u32) -> Step {
+    pub(super) fn verify(&mut self, index: u32) -> Step {
         self.chunks[index as usize].state = ChunkState::Done;
         self.left -= 1;
         Step::Verified
@@ -465,7 +480,7 @@ impl Window {
             return Step::Contradiction;
         }
         let own = std::mem::replace(&mut chunk.value, value);
-        chunk.told = hash != HashKind::None;
+        let again = std::mem::replace(&mut chunk.told, hash != HashKind::None);
         match chunk.state {
             ChunkState::Landed if own == value => self.verify(index),
             ChunkState::Landed => self.refuse(index),
@@ -476,10 +491,14 @@ impl Window {
             }
             _ if hash == HashKind::None => Step::Contradiction,
             ChunkState::Waiting => Step::Ready,
+            ChunkState::Older if !again => self.comparing.tell(index),
             ChunkState::Kept if own != value => Step::Changed,
-            ChunkState::InFlight | ChunkState::Held | ChunkState::Kept | ChunkState::Done => {
-                Step::Wait
-            }
+            ChunkState::InFlight
+            | ChunkState::Held
+            | ChunkState::Kept
+            | ChunkState::Older
+            | ChunkState::Comparing
+            | ChunkState::Done => Step::Wait,
         }
     }
 }

@@ -75,9 +75,8 @@ pub enum Input {
     Prepared {
         /// From the output.
         entry: EntryId,
-        /// Whether chunks can be written; then which of them an earlier run may have written already,
-        /// ascending and disjoint. They are proved where they lie before they count.
-        result: Result<Vec<ChunkRange>, Fault>,
+        /// What is there already if chunks can be written.
+        result: Result<Prepared, Fault>,
     },
     /// Answer to [`Output::Prove`].
     Proved {
@@ -88,6 +87,16 @@ pub enum Input {
         /// Those that are what the earlier run had proved, with their values; the others are fetched.
         /// Or why the file can't be used.
         result: Result<Vec<(ChunkIndex, [u8; 32])>, Fault>,
+    },
+    /// Answer to [`Output::Compare`].
+    Compared {
+        /// From the output.
+        entry: EntryId,
+        /// From the output.
+        region: RegionId,
+        /// All chunks of the output, each with whether it is there now and has that value; the others
+        /// are fetched. Or why the file can't be used.
+        result: Result<Vec<(ChunkIndex, bool)>, Fault>,
     },
     /// Answer to [`Output::Allocate`].
     Allocated {
@@ -113,12 +122,12 @@ pub enum Input {
         /// One per file of the output.
         results: Vec<(EntryId, PackResult)>,
     },
-    /// Answer to [`Output::Publish`]: the file's digest if it is known.
+    /// Answer to [`Output::Publish`].
     Published {
         /// From the output.
         entry: EntryId,
         /// The file is under its name (durable if asked for), or why not.
-        result: Result<Option<[u8; 32]>, Fault>,
+        result: Result<Published, Fault>,
     },
     /// Answer to [`Output::Link`].
     Linked {
@@ -154,10 +163,24 @@ pub enum Input {
     Cancel(Fault),
 }
 
+/// What is there of a file when its part file is.
+#[derive(Clone, Debug, Default)]
+pub struct Prepared {
+    /// Chunks that an earlier run may have written already, ascending and disjoint. They are proved
+    /// where they lie before they count.
+    pub held: Vec<ChunkRange>,
+    /// Chunks before this one are in an older copy, which may hold the same. Counts only for a file
+    /// that was wanted as [`Wanted::Compared`].
+    pub older: u64,
+    /// It is the older copy itself, which is written where it stands.
+    pub in_place: bool,
+}
+
 /// What storage says of an entry that a page told.
 #[derive(Clone, Debug)]
 pub enum Placed {
-    /// A file whose data is wanted: all of it or some chunks. `Nothing` is not allowed here.
+    /// A file whose data is wanted: all of it, also after it was compared, or some chunks. `Nothing` is
+    /// not allowed here.
     Fetch(Wanted),
     /// It needs nothing more: made, unchanged or impossible.
     Settled(Outcome),
@@ -166,6 +189,21 @@ pub enum Placed {
     Directory,
     /// A hard link, to be made after that entry is there.
     Link(EntryId),
+}
+
+/// How a file that is complete came to stand under its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Published {
+    /// It was put there.
+    New {
+        /// Its digest if it is known.
+        digest: Option<[u8; 32]>,
+    },
+    /// What stood there had the same content and stays.
+    Kept {
+        /// Its metadata was brought up to date.
+        updated: bool,
+    },
 }
 
 /// Why a fetch brought nothing.
@@ -190,15 +228,21 @@ pub enum PackResult {
         /// Its digest if there is a hash.
         digest: Option<[u8; 32]>,
     },
+    /// What stood there had the same content and stays.
+    Kept {
+        /// Its metadata was brought up to date.
+        updated: bool,
+    },
     /// Its bytes did not match the expected digests; nothing was stored.
     Mismatch,
     /// It could not be stored.
     Failed(Fault),
 }
 
-/// What the driver is to do. Jobs (Place, Prepare, Allocate, Prove, StorePack, Publish, Link, Mirror, Settled)
-/// are answered by their input. Jobs of one entry never overlap, but for one Allocate and one Prove per
-/// region; Place jobs do, and are to be done in order. Several Publish or Link of one round of polling may be done
+/// What the driver is to do. Jobs (Place, Prepare, Allocate, Prove, Compare, StorePack, Publish, Link, Mirror,
+/// Settled) are answered by their input. Jobs of one entry never overlap, but for one Allocate, one Prove
+/// and some Compares per region; Place jobs do, and are to be done in order. Several Publish or Link of one
+/// round of polling may be done
 /// together.
 #[derive(Clone, Debug)]
 pub enum Output {
@@ -238,6 +282,18 @@ pub enum Output {
         region: RegionId,
         /// Ascending, each with how it is hashed.
         chunks: Vec<(ChunkIndex, Proof)>,
+    },
+    /// See whether the older copy has these chunks, and put those that it has into the prepared file; the
+    /// others must be zeros there where the region has no data. Always after a good Prepared.
+    Compare {
+        /// The file.
+        entry: EntryId,
+        /// Comes back in [`Input::Compared`].
+        region: RegionId,
+        /// In any order, each with how it is hashed and the sender's value.
+        chunks: Vec<(ChunkIndex, Proof, [u8; 32])>,
+        /// Where the region's part of the file has data, as in [`Fetch::data`].
+        data: Arc<[ByteRange]>,
     },
     /// Read a chunk, hash it and write it to the prepared file.
     Fetch(Fetch),

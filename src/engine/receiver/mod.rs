@@ -7,6 +7,7 @@
 //!
 //! State is kept per unsettled entry and per open region only, so credit bounds it.
 
+mod comparing;
 mod entries;
 mod fetching;
 mod file;
@@ -19,7 +20,8 @@ mod pack;
 mod state;
 
 pub use io::{
-    Fetch, FetchFailure, Input, Output, PackFile, PackResult, Placed, Proof, ReceiverOptions,
+    Fetch, FetchFailure, Input, Output, PackFile, PackResult, Placed, Prepared, Proof, Published,
+    ReceiverOptions,
 };
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -175,6 +177,11 @@ impl Receiver {
                 region,
                 result,
             } => self.proved(entry, region, result),
+            Input::Compared {
+                entry,
+                region,
+                result,
+            } => self.compared(entry, region, result),
             Input::Landed { token, result } => self.landed(token, result),
             Input::PackStored { region, results } => self.pack_stored(region, results),
             Input::Published { entry, result } => self.published(entry, result),

@@ -20,6 +20,9 @@ pub(super) struct Record {
     pub(super) settled: bool,
     /// Jobs and regions that refer to it.
     pub(super) holders: usize,
+    /// The receiver compares the chunks before this one with an older copy of its own, and waits for
+    /// their values.
+    pub(super) compared: u64,
     /// It counts among the open files.
     is_open: bool,
     /// Why this end could not serve it. The receiver says it again when it settles the entry, and
@@ -74,6 +77,7 @@ impl Record {
             state: State::Told,
             settled: false,
             holders: 0,
+            compared: 0,
             is_open: false,
             fault: None,
         }
@@ -131,6 +135,9 @@ impl Sender {
             return Err(protocol("a want with malformed ranges"));
         };
         record.state = State::Wanted(remaining);
+        if let Wanted::Compared(before) = wanted {
+            record.compared = *before;
+        }
         if len <= PACK_FILE_BYTES_MAX {
             self.small.push(std::cmp::Reverse((entry, len)));
             self.small_bytes += len;
@@ -282,7 +289,8 @@ impl Sender {
             (Outcome::Planned(_), _) => false,
             _ if self.options.dry_run => false,
             (_, State::Told | State::Declined) => true,
-            (Outcome::Published { .. }, State::Packed | State::Confirmed) => true,
+            // A file that was compared may turn out to have been there.
+            (_, State::Packed | State::Confirmed) => true,
             (Outcome::Published { .. } | Outcome::Unchanged | Outcome::Updated, _) => false,
         };
         if !allowed {
@@ -292,7 +300,12 @@ impl Sender {
         }
         record.settled = true;
         let outcome = match (outcome, record.fault.take()) {
-            (Outcome::Failed(said), Some(own)) if said.code == own.code => Outcome::Failed(*own),
+            (Outcome::Failed(said), Some(own)) if said.code == own.code => {
+                Outcome::Failed(match said.is_of_mixture() {
+                    true => own.of_mixture(),
+                    false => *own,
+                })
+            }
             (outcome, _) => outcome,
         };
         self.ledger.settle(entry, &outcome);

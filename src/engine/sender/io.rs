@@ -79,8 +79,8 @@ pub enum Input {
         /// How to read it, or why the file can't be read.
         result: Result<ExposedWindow, Fault>,
     },
-    /// The value of a chunk as in `ChunkDigest`: for BLAKE3 from a lane that served it, any number
-    /// of times; for SHA-256 an answer to [`Output::HashAhead`], each chunk once and in order.
+    /// The value of a chunk as in `ChunkDigest`: for BLAKE3 from a lane that served it or a job beside,
+    /// any number of times; for SHA-256 an answer to [`Output::HashAhead`], each chunk once and in order.
     Hashed {
         /// The file.
         entry: EntryId,
@@ -192,6 +192,9 @@ pub enum Output {
         range: ByteRange,
         /// The file's length when it was opened.
         file_len: u64,
+        /// BLAKE3: once it is granted, the values of its chunks with data are to be told by
+        /// [`Input::Hashed`] whether they are read or not.
+        told_ahead: bool,
     },
     /// SHA-256: hash the open file on, front to back, up to this chunk, and report each chunk.
     HashAhead {

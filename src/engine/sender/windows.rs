@@ -101,11 +101,13 @@ impl Sender {
             proofs,
         };
         let region = self.add_region(Content::Window(window), range.len());
+        let mut told_ahead = false;
         if let Some(record) = self.entries.get_mut(&entry) {
             record.holders += 1;
             if let State::Open(file) = &mut record.state {
                 file.windows.push(region);
             }
+            told_ahead = hash == HashKind::Blake3 && next.start < record.compared;
         }
         self.turn = Turn::Pack;
         self.open.rotate_left(1);
@@ -114,6 +116,7 @@ impl Sender {
             entry,
             range,
             file_len,
+            told_ahead,
         });
         if hash == HashKind::Sha256 {
             let upto = ChunkIndex(next.start + count);

@@ -124,6 +124,8 @@ struct Window {
     file: Arc<OpenSource>,
     way: Way,
     range: ByteRange,
+    /// The receiver waits for its chunks' values before it reads any.
+    told_ahead: bool,
     since: Instant,
 }
 
@@ -249,6 +251,7 @@ impl Exposing {
         file: Arc<OpenSource>,
         way: Way,
         range: ByteRange,
+        told_ahead: bool,
     ) {
         self.windows.push_back(Window {
             region,
@@ -256,6 +259,7 @@ impl Exposing {
             file,
             way,
             range,
+            told_ahead,
             since: Instant::now(),
         });
     }

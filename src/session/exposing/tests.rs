@@ -115,6 +115,7 @@ struct World {
     events: std::sync::mpsc::Receiver<LaneEvent>,
     entry: EntryId,
     bytes: Vec<u8>,
+    told_ahead: bool,
 }
 
 fn world(len: usize, hash: HashKind, rails: Option<Arc<Counted>>) -> World {
@@ -171,6 +172,7 @@ fn world(len: usize, hash: HashKind, rails: Option<Arc<Counted>>) -> World {
         events,
         entry,
         bytes,
+        told_ahead: false,
     }
 }
 
@@ -199,7 +201,8 @@ impl World {
             start: 0,
             end: file.len,
         };
-        self.exposing.expose((REGION, self.entry), file, way, range);
+        let of = (REGION, self.entry);
+        self.exposing.expose(of, file, way, range, self.told_ahead);
         self.exposing.advance();
         match self.done() {
             Done::Exposed(_, Ok((window, made))) => {
@@ -270,6 +273,16 @@ fn without_rails_the_lanes_read_and_hash() {
     let window = world.expose().unwrap();
     assert_eq!(rails(&window.keys), [0]);
     assert_eq!(world.values(), []);
+    world.withdraw();
+}
+
+#[test]
+fn a_receiver_that_compares_first_need_not_read_to_learn_the_values() {
+    let mut world = world(3 << 20, HashKind::Blake3, None);
+    world.told_ahead = true;
+    world.expose().unwrap();
+    assert!(world.results.try_recv().is_err(), "hashed before the grant");
+    assert_eq!(world.values(), world.expected());
     world.withdraw();
 }
 
@@ -401,7 +414,7 @@ fn one_session_waits_for_its_own_registered_bytes() {
     };
     world
         .exposing
-        .expose((REGION, world.entry), file, way, huge);
+        .expose((REGION, world.entry), file, way, huge, false);
     world.exposing.advance();
     assert!(world.exposing.is_waiting());
     // Others do not give any back in time.
@@ -428,9 +441,13 @@ fn who_has_memory_already_waits_for_more_as_long_as_it_takes() {
         start: 0,
         end: 1 << 40,
     };
-    world
-        .exposing
-        .expose((RegionId(REGION.0 + 1), world.entry), file, way, huge);
+    world.exposing.expose(
+        (RegionId(REGION.0 + 1), world.entry),
+        file,
+        way,
+        huge,
+        false,
+    );
     world.exposing.advance();
     let late = Instant::now() + 10 * MEMORY_PATIENCE;
     assert!(world.exposing.end_waits(late).is_empty());

@@ -89,7 +89,7 @@ impl Task {
                     way => way,
                 };
                 if !matches!(way, Way::OnDemand | Way::Pinned) {
-                    return Ok(self.by_lanes());
+                    return Ok(self.by_lanes(extents));
                 }
                 match rails.register_window(file.file.as_fd(), *range, way) {
                     Ok((keys, hold)) => Ok(Making {
@@ -105,25 +105,32 @@ impl Task {
                     Err(error) if rails.policy().is_strict() => Err(rails::refusal(&error)),
                     Err(error) => {
                         self.session.refusals.note(&error);
-                        Ok(self.by_lanes())
+                        Ok(self.by_lanes(extents))
                     }
                 }
             }
             (Room::Slot(slot), Some(rails)) if !extents.is_empty() => {
                 self.copied(slot, &**rails, extents)
             }
-            _ => Ok(self.by_lanes()),
+            _ => Ok(self.by_lanes(extents)),
         }
     }
 
-    /// The lanes read the file, and hash what they send.
-    fn by_lanes(&self) -> Making {
+    /// The lanes read the file, and hash what they send. A receiver that compares first has the values
+    /// from a job: what does not match is hashed by the lane once more.
+    fn by_lanes(&self, extents: &[ByteRange]) -> Making {
         let hash = (self.hash == HashKind::Blake3).then_some(self.chunk);
         Making {
             content: self.file_content(hash),
             hold: None,
             keys: Vec::new(),
-            made: Made::default(),
+            made: Made {
+                way: None,
+                proofs: match self.window.told_ahead {
+                    true => self.proofs_in_place(extents),
+                    false => Proofs::Elsewhere,
+                },
+            },
         }
     }
 

@@ -40,6 +40,21 @@ pub(super) fn store_pack(
         });
         values.push(digest);
     }
+    // What is there already is compared with what came: small files travel to be compared.
+    let kept = sink.keep_packed(&right);
+    for (entry, result) in &kept {
+        let result = match result {
+            Ok(updated) => PackResult::Kept { updated: *updated },
+            Err(fault) => PackResult::Failed(fault.clone()),
+        };
+        results.push((*entry, result));
+    }
+    let is_new = |entry| !kept.iter().any(|(other, _)| *other == entry);
+    let (right, values): (Vec<_>, Vec<_>) = right
+        .into_iter()
+        .zip(values)
+        .filter(|(file, _)| is_new(file.id))
+        .unzip();
     let stored = sink.store_pack(&right);
     for ((entry, result), digest) in stored.into_iter().zip(values) {
         let result = match result {

@@ -10,6 +10,7 @@ use super::{Serving, Subject};
 use crate::engine::receiver::ReceiverOptions;
 use crate::engine::sender::SenderOptions;
 use crate::session::clients::{Client, Right};
+use crate::session::delta;
 use crate::session::peer::Seat;
 use crate::session::receiving::Receiving;
 use crate::session::sending::Sending;
@@ -116,6 +117,7 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
                 failed = ledger.failed,
                 bytes = ledger.bytes,
                 resumed = ledger.carried.resumed,
+                reused = ledger.carried.reused,
                 "transfer ended"
             );
             if let Some(fault) = fault.filter(|_| !told) {
@@ -197,6 +199,7 @@ async fn receive(
         resume,
         bytes_per_s,
         delete,
+        reuse,
     } = open.direction.clone()
     else {
         return Err(Fault::new(
@@ -224,6 +227,9 @@ async fn receive(
         None => None,
     };
     let mirrors = mirror.is_some();
+    if let Some(fault) = delta::refusal(reuse, overwrite, open.hash, client.may(Right::Read)) {
+        return Err(fault);
+    }
     let roots = placement
         .roots
         .iter()
@@ -238,6 +244,9 @@ async fn receive(
         only_adds: !client.may(Right::Overwrite),
         dry_run: open.dry_run,
         mirror,
+        // Which chunks are asked for tells what is there.
+        reuse: delta::allowed(reuse, open.hash, client.may(Right::Read)),
+        chunk: open.chunk,
     };
     let root = Arc::clone(&export.root);
     let sink = Sink::new(root, destination.path, options);

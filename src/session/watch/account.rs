@@ -60,6 +60,7 @@ impl Watch {
     pub(super) async fn account(&mut self, entry: EntryId, outcome: Outcome) {
         let Some(outcome) = self.news(entry, outcome).await else {
             self.resumed.remove(&entry);
+            self.kept.remove(&entry);
             self.names.settle(entry);
             return;
         };
@@ -75,6 +76,7 @@ impl Watch {
         }
         self.totals.ledger.settle(entry, &outcome);
         let resumed = self.resumed.remove(&entry).unwrap_or_default();
+        let kept = self.kept.remove(&entry).unwrap_or_default();
         let comes = match &outcome {
             Outcome::Published { .. } => true,
             Outcome::Planned(reason) => reason.action() == Action::Copy,
@@ -88,9 +90,10 @@ impl Watch {
             Outcome::Published { bytes, .. } => {
                 self.totals.settled_moved_bytes += bytes;
                 self.totals.resumed_bytes += resumed;
-                bytes.saturating_add(resumed)
+                self.totals.reused_bytes += kept.saturating_sub(resumed);
+                bytes.saturating_add(kept)
             }
-            _ => 0,
+            _ => kept,
         };
         // What had landed of a file that failed, or was fetched twice, is counted already: no sum of
         // bytes done may pass that of the bytes seen.
@@ -201,9 +204,10 @@ impl Watch {
 
     /// Takes bytes of an entry that is counted already off what is done.
     fn not_done(&mut self, entry: EntryId, moved: u64) {
-        let resumed = self.resumed.remove(&entry).unwrap_or_default();
+        self.resumed.remove(&entry);
+        let kept = self.kept.remove(&entry).unwrap_or_default();
         let progress = &mut self.totals.progress;
-        progress.bytes_done = progress.bytes_done.saturating_sub(moved + resumed);
+        progress.bytes_done = progress.bytes_done.saturating_sub(moved + kept);
     }
 
     /// Where something is that a fault tells of.

@@ -28,6 +28,8 @@ pub(crate) struct Totals {
     pub(crate) settled_moved_bytes: u64,
     /// Bytes of settled files that need not travel in the attempt that settled them.
     pub(crate) resumed_bytes: u64,
+    /// Bytes of settled files that older copies had, in the attempt that settled each.
+    pub(crate) reused_bytes: u64,
     /// Regular files published.
     pub(crate) files: u64,
     /// Bytes of the published files.

@@ -10,17 +10,20 @@ use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, RenameFlags, fsync, renameat, renameat_with, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, RenameFlags, fdatasync, fsync, renameat, renameat_with, statat, unlinkat,
+};
 use rustix::io::Errno;
 
 use super::directory::{Handle, Parent};
-use super::part::PartFile;
-use super::{Identity, Job, Results, Sink, State, not_wanted};
+use super::part::{Made, PartFile};
+use super::{Identity, Job, OlderCopy, Results, Sink, State, in_place, not_wanted};
 use crate::ids::EntryId;
 use crate::manifest::Name;
 use crate::storage::error::StorageError;
 use crate::storage::file::SinkFile;
 use crate::storage::part_name::stem_of;
+use crate::storage::status::Status;
 use crate::sys::writeback::start_writeback;
 use crate::wire::message::RemarkKind;
 use crate::wire::{Fault, FaultCode};
@@ -41,6 +44,19 @@ pub(super) enum StagedFile {
     Part(Arc<PartFile>),
     /// A small file under a name that only this call knows.
     Small(OwnedFd, Name),
+    /// A small file that was written where it stands, and which inode it is.
+    Over(OwnedFd, (u64, u64)),
+}
+
+impl StagedFile {
+    /// Which inode it is if it was written where it stands.
+    fn over(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Part(part) => part.over_inode(),
+            Self::Small(..) => None,
+            Self::Over(_, inode) => Some(*inode),
+        }
+    }
 }
 
 impl Staged {
@@ -51,7 +67,7 @@ impl Staged {
     fn fd(&self) -> BorrowedFd<'_> {
         match &self.file {
             StagedFile::Part(part) => part.file(),
-            StagedFile::Small(file, _) => file.as_fd(),
+            StagedFile::Small(file, _) | StagedFile::Over(file, _) => file.as_fd(),
         }
     }
 
@@ -59,6 +75,7 @@ impl Staged {
         match &self.file {
             StagedFile::Part(part) => part.name(),
             StagedFile::Small(_, name) => name,
+            StagedFile::Over(..) => &self.job.name,
         }
     }
 
@@ -69,6 +86,7 @@ impl Staged {
                 // The name is random and was created exclusively a moment ago.
                 let _ = unlinkat(&self.directory, name.as_bytes(), AtFlags::empty());
             }
+            StagedFile::Over(..) => {}
         }
     }
 }
@@ -107,7 +125,17 @@ impl Sink {
         let made = self
             .handle(&job.parent, job.name.as_bytes())
             .and_then(|directory| {
-                let made = PartFile::create(directory, &job.name, file_len, natural, identity)?;
+                if let Some(seen) = &job.in_place {
+                    let compared = job.older.map(|(_, chunks)| (self.chunk, chunks));
+                    let part = PartFile::over(directory, &job.name, seen, file_len, compared)?;
+                    let changed = false;
+                    return Ok(Made { part, changed });
+                }
+                let older = job.older.and_then(|(seen, chunks)| {
+                    OlderCopy::open(&directory, &job.name, &seen, (self.chunk, chunks))
+                });
+                let made =
+                    PartFile::create(directory, &job.name, file_len, natural, identity, older)?;
                 Ok(made)
             });
         match made {
@@ -115,7 +143,9 @@ impl Sink {
                 if made.changed {
                     self.notes.of(entry).add(RemarkKind::BegunAnew);
                 }
-                let part = Arc::new(made.part.counted(self.descriptors.hold()));
+                let mut part = made.part.counted(|| self.descriptors.hold());
+                part.by_content = job.compared.is_some_and(|there| there.len == file_len);
+                let part = Arc::new(part);
                 self.give_back(entry, State::Open(part.clone()));
                 Ok(part)
             }
@@ -171,6 +201,9 @@ impl Sink {
             self.check_running()?;
             let shown = staged.shown();
             let metadata = &staged.job.metadata;
+            if staged.file.over().is_some() {
+                return self.bring_up_written(staged, &shown);
+            }
             let list_dropped = self.rules.apply_content_metadata(
                 staged.fd(),
                 self.rules.preserve.xattrs && staged.directory.has_default_list(),
@@ -192,6 +225,10 @@ impl Sink {
             let shown = staged.shown();
             let metadata = &staged.job.metadata;
             let notes = self.notes.of(staged.entry);
+            if let Some(inode) = staged.file.over() {
+                let (directory, name) = (&staged.directory, &staged.job.name);
+                return Ok(in_place::check_still(directory, name, inode, &shown)?);
+            }
             self.rules
                 .apply_access(staged.fd(), &shown, metadata, staged.mode, notes)?;
             let (directory, name) = (&staged.directory, &staged.job.name);
@@ -215,6 +252,22 @@ impl Sink {
             self.give_back(staged.entry, State::Done);
             results.push((staged.entry, result));
         }
+    }
+
+    /// A file that was written where it stands gets what its source has beside content. Its time says that
+    /// it is complete, so its bytes are on the disk before.
+    fn bring_up_written(&self, staged: &Staged, shown: &[u8]) -> Result<(), Fault> {
+        let file = staged.fd();
+        if self.sync && staged.directory.media.can_sync() {
+            fdatasync(file).map_err(|errno| StorageError::new("sync", shown, errno))?;
+        }
+        let status =
+            Status::of(file).map_err(|errno| StorageError::new("look at", shown, errno))?;
+        let metadata = &staged.job.metadata;
+        let mode = staged.mode.unwrap_or(status.mode);
+        let notes = self.notes.of(staged.entry);
+        self.bring_up(file, shown, metadata, &status, mode, notes)?;
+        Ok(())
     }
 
     /// Takes one step for every file; those that fail leave the group.

@@ -33,14 +33,17 @@ pub(crate) struct Offered {
     pub(crate) mtime: Timestamp,
 }
 
-/// Decides about a file. `there` is no directory.
+/// Decides about a file. `there` is no directory. With `by_content` only its content can say that it
+/// stays.
 pub(crate) fn file(
     offered: Offered,
     there: &Status,
     overwrite: Overwrite,
+    by_content: bool,
     now: Timestamp,
 ) -> Decision {
-    let same = there.is_file()
+    let same = !by_content
+        && there.is_file()
         && there.len == offered.len
         && is_same_time(there.mtime, offered.mtime)
         && !is_in_doubt(there.mtime, now);
@@ -142,7 +145,7 @@ mod tests {
         ];
         for (there, decision) in table {
             assert_eq!(
-                file(offered, &there, Overwrite::IfDifferent, now),
+                file(offered, &there, Overwrite::IfDifferent, false, now),
                 decision,
                 "{there:?}"
             );
@@ -156,8 +159,34 @@ mod tests {
             mtime: at(1000, 7),
         };
         for now in [at(1000, 9), at(1002, 0), at(998, 0)] {
-            let decision = file(offered, &there(5, at(1000, 7)), Overwrite::IfDifferent, now);
+            let decision = file(
+                offered,
+                &there(5, at(1000, 7)),
+                Overwrite::IfDifferent,
+                false,
+                now,
+            );
             assert_eq!(decision, Decision::Replace);
+        }
+    }
+
+    #[test]
+    fn by_content_no_times_are_trusted_and_the_users_rule_still_holds() {
+        let offered = Offered {
+            len: 5,
+            mtime: at(1000, 7),
+        };
+        let there = there(5, at(1000, 7));
+        for (overwrite, decision) in [
+            (Overwrite::IfDifferent, Decision::Replace),
+            (Overwrite::Older, Decision::Replace),
+            (Overwrite::Never, Decision::Keep),
+            (Overwrite::Error, Decision::Exists),
+        ] {
+            assert_eq!(
+                file(offered, &there, overwrite, true, at(9000, 0)),
+                decision
+            );
         }
     }
 
@@ -177,7 +206,7 @@ mod tests {
         ];
         for (overwrite, there, decision) in table {
             assert_eq!(
-                file(offered, &there, overwrite, now),
+                file(offered, &there, overwrite, false, now),
                 decision,
                 "{overwrite:?}"
             );

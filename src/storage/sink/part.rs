@@ -16,11 +16,13 @@ use rustix::fs::{
     AtFlags, FallocateFlags, Mode, OFlags, StatxFlags, fallocate, fchmod, fdatasync, fstatvfs,
     ftruncate, openat, statx, unlinkat,
 };
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::{Errno, pwrite};
 
 use super::directory::Handle;
+use super::in_place;
 use super::journal::{Claims, Identity, Record};
 use super::media::Media;
+use super::older::{Older, OlderCopy, read_at, whole_chunks};
 use super::resume::{self, Found, Journal, Taken};
 use crate::manifest::Name;
 use crate::storage::descriptors::Hold;
@@ -29,7 +31,7 @@ use crate::storage::file::{DirectIo, SinkFile};
 use crate::storage::leftover::{Leftover, Lock, lock, remove_if_stale};
 use crate::storage::part_name::{journal_name, part_name, stem_of};
 use crate::storage::status::Status;
-use crate::units::ByteRange;
+use crate::units::{ByteRange, ChunkSize};
 use crate::wire::FaultCode;
 
 /// Files from this length on are written around the page cache where the file system lets us:
@@ -56,12 +58,18 @@ pub(crate) struct PartFile {
     len: u64,
     inode: (u64, u64),
     natural_mode: u32,
-    /// For as long as its descriptor is open.
-    _counted: Option<Hold>,
+    /// For as long as its descriptors are open.
+    _counted: Vec<Hold>,
     /// Whether the hidden name still has to be removed.
     named: AtomicBool,
     /// What an earlier run says that it has written of it.
     claims: Claims,
+    /// What it is to replace, if that has some of the same bytes.
+    older: Option<Older>,
+    /// That stays if its content turns out to be the same.
+    pub(super) by_content: bool,
+    /// It is the very file that it is to replace, up to so many bytes.
+    over: Option<u64>,
     /// Where that is recorded, for runs to come.
     recording: Mutex<Recording>,
 }
@@ -86,7 +94,9 @@ pub(crate) struct Made {
 
 impl PartFile {
     /// Makes the part file of `name` with `len` bytes, all holes, for its owner only. With `identity`
-    /// it goes on with what an interrupted run left of exactly that, and records what is written.
+    /// it goes on with what an interrupted run left of exactly that, and records what is written. Of an
+    /// `older` copy it has the bytes from the beginning if it is made anew and the file system can share
+    /// them; see [`Self::older`].
     ///
     /// With `natural` it tells as [`Self::natural_mode`] what the kernel makes of that mode here,
     /// by umask or an inherited access list; for that the file, still empty, has it for a moment.
@@ -96,6 +106,7 @@ impl PartFile {
         len: u64,
         natural: Option<u32>,
         identity: Option<Identity>,
+        older: Option<OlderCopy>,
     ) -> Result<Made, StorageError> {
         let shown = directory.shown(name);
         let part = part_name(stem_of(name));
@@ -106,13 +117,15 @@ impl PartFile {
             move |errno: Errno| StorageError::new(op, shown.as_slice(), errno)
         };
         let identity = identity.filter(|identity| resume::is_worth_it(identity.len));
+        let sized = failed("set the length of");
         let mut changed = false;
         for _ in 0..RACES_MAX {
             let file = match create_new(&directory, &part, mode) {
                 Err(Errno::EXIST) => {
                     match identity.map(|of| resume::take(&directory, &part, &of, natural)) {
                         Some(Taken::Found(found)) => {
-                            let part = Self::taken_over(directory, part, len, *found);
+                            let mut part = Self::taken_over(directory, part, len, *found);
+                            part.older = older.map(|copy| copy.beside(len));
                             return Ok(Made { part, changed });
                         }
                         Some(Taken::Changed) => changed = true,
@@ -133,9 +146,12 @@ impl PartFile {
                 inode: (made.device, made.inode),
                 natural_mode: made.mode,
                 writing: Mutex::new(()),
-                _counted: None,
+                _counted: Vec::new(),
                 named: AtomicBool::new(true),
                 claims: Claims::default(),
+                older: None,
+                by_content: false,
+                over: None,
                 recording: Mutex::new(identity.map_or(Recording::Off, Recording::Wanted)),
             };
             // Somebody may take it for a leftover in the moment before it is locked.
@@ -150,7 +166,10 @@ impl PartFile {
                 // Of another part file that is gone. What can't be removed is proved or not used.
                 let _ = remove_if_stale(&*directory, &journal_name(of.stem));
             }
-            ftruncate(&new.file, len).map_err(failed("set the length of"))?;
+            match older {
+                Some(copy) => new.older = Some(copy.give_to(&new.file, len).map_err(sized)?),
+                None => ftruncate(&new.file, len).map_err(sized)?,
+            }
             new.direct = new.open_direct();
             return Ok(Made { part: new, changed });
         }
@@ -167,18 +186,82 @@ impl PartFile {
             inode: (found.status.device, found.status.inode),
             natural_mode: found.natural_mode,
             writing: Mutex::new(()),
-            _counted: None,
+            _counted: Vec::new(),
             named: AtomicBool::new(true),
             claims: found.claims,
+            older: None,
+            by_content: false,
+            over: None,
             recording: Mutex::new(Recording::On(found.journal)),
         };
         part.direct = part.open_direct();
         part
     }
 
+    /// The file that was seen under this name, itself: it is written where it stands. What it has is
+    /// compared in chunks of this size and before this one, or dropped. It is never removed.
+    pub(crate) fn over(
+        directory: Arc<Handle>,
+        name: &Name,
+        seen: &Status,
+        len: u64,
+        compared: Option<(ChunkSize, u64)>,
+    ) -> Result<Self, StorageError> {
+        let (file, status) = in_place::open(&directory, name, seen)?;
+        let (chunk_bytes, chunks) = compared.map_or((0, 0), |(chunk, most)| {
+            (
+                chunk.bytes(),
+                whole_chunks(chunk, status.len, len).min(most),
+            )
+        });
+        let kept = chunks.saturating_mul(chunk_bytes).min(len);
+        in_place::fit(&file, &status, kept, len).map_err(|errno| {
+            StorageError::new("set the length of", directory.shown(name), errno)
+        })?;
+        let mut part = Self {
+            directory,
+            name: name.clone(),
+            file,
+            direct: None,
+            writing: Mutex::new(()),
+            len,
+            inode: (status.device, status.inode),
+            natural_mode: status.mode,
+            _counted: Vec::new(),
+            named: AtomicBool::new(false),
+            claims: Claims::default(),
+            older: Some(Older::Within { chunks }),
+            by_content: false,
+            over: Some(kept),
+            recording: Mutex::new(Recording::Off),
+        };
+        part.direct = part.open_direct();
+        Ok(part)
+    }
+
+    /// Which inode it is if that is the one that it is to replace.
+    pub(crate) fn over_inode(&self) -> Option<(u64, u64)> {
+        self.over.map(|_| self.inode)
+    }
+
     /// What an earlier run says that it has written. Nothing of it is proved.
     pub(crate) fn claims(&self) -> &Claims {
         &self.claims
+    }
+
+    /// Where the bytes of what it is to replace are to be had, if anywhere.
+    pub(crate) fn older(&self) -> Option<&Older> {
+        self.older.as_ref()
+    }
+
+    /// Whether what it is to replace stays if its content turns out to be the same.
+    pub(crate) fn is_by_content(&self) -> bool {
+        self.by_content
+    }
+
+    /// Whether there may be bytes in it that nobody has proved: holes of the source must be emptied.
+    pub(crate) fn has_bytes_of_old(&self) -> bool {
+        !self.claims.is_empty() || matches!(self.older, Some(Older::Within { .. }))
     }
 
     /// Whether records of it are of any use.
@@ -230,16 +313,7 @@ impl PartFile {
 
     /// Reads what is there, from `offset` on; less than `buffer` holds only at the end of the file.
     pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        let mut filled = 0;
-        while filled < buffer.len() {
-            match pread(&self.file, &mut buffer[filled..], offset + filled as u64) {
-                Ok(0) => break,
-                Ok(read) => filled += read,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        Ok(filled)
+        read_at(&self.file, buffer, offset)
     }
 
     fn recording(&self) -> std::sync::MutexGuard<'_, Recording> {
@@ -255,9 +329,12 @@ impl PartFile {
         }
     }
 
-    /// The same, its descriptor counted.
-    pub(crate) fn counted(mut self, hold: Hold) -> Self {
-        self._counted = Some(hold);
+    /// The same, its descriptors counted.
+    pub(crate) fn counted(mut self, hold: impl Fn() -> Hold) -> Self {
+        self._counted.push(hold());
+        if matches!(self.older, Some(Older::Beside { .. })) {
+            self._counted.push(hold());
+        }
         self
     }
 
@@ -360,7 +437,8 @@ impl SinkFile for PartFile {
     fn allocate(&self, ranges: &[ByteRange]) -> io::Result<()> {
         let ranges = ranges.iter().map(|range| {
             range.intersect(ByteRange {
-                start: 0,
+                // What is there already is not touched before it is known to differ.
+                start: self.over.unwrap_or(0),
                 end: self.len,
             })
         });

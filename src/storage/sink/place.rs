@@ -16,9 +16,9 @@ use super::apply::{OWNER_ALL, OWNER_READS, Rules};
 use super::commit::rename;
 use super::compare::{self, Decision, Offered};
 use super::directory::{Handle, Known, Parent};
-use super::{Job, Pending, Placed, PlacedPage, Sink, State};
+use super::{Job, Pending, Placed, PlacedPage, Sink, State, in_place, older};
 use crate::ids::EntryId;
-use crate::limits::{DEPTH_MAX, PATH_BYTES_MAX};
+use crate::limits::{DEPTH_MAX, PACK_FILE_BYTES_MAX, PATH_BYTES_MAX};
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place};
 use crate::storage::at;
 use crate::storage::error::{ShownPath, StorageError};
@@ -35,6 +35,10 @@ pub(super) const UNENDED_MAX: usize = DEPTH_MAX + 1;
 /// How often a name is looked at whose file is another each time.
 const LOOKS_MAX: u32 = 8;
 
+/// Files of fewer chunks than this are fetched whole, unless they are to be told apart by content:
+/// there is little to save, and both ends would hash for it.
+const COMPARED_CHUNKS_MIN: u64 = 4;
+
 /// Where an entry is put.
 struct Spot {
     parent: Parent,
@@ -43,6 +47,16 @@ struct Spot {
     name: Option<Name>,
     /// The directory was made by this run, so nothing is expected in it.
     fresh: bool,
+}
+
+/// What is there of a file that is wanted, and of use.
+#[derive(Default)]
+struct Existing {
+    there: Option<Status>,
+    /// Chunks before this one are compared.
+    chunks: u64,
+    /// It stays if its content is the same.
+    compared: Option<Status>,
 }
 
 /// What one page needs to remember.
@@ -285,7 +299,8 @@ impl Sink {
         let mut looks = 1;
         while let Some(seen) = &there {
             let shown = spot.directory.shown(spot.name()?);
-            let outcome = match compare::file(offered, seen, self.overwrite, page.now) {
+            let by_content = self.reuse.checksum;
+            let outcome = match compare::file(offered, seen, self.overwrite, by_content, page.now) {
                 Decision::Replace => break,
                 Decision::Keep => Some(Outcome::Unchanged),
                 Decision::Same => self.update_file(id, &spot, &shown, &metadata, seen)?,
@@ -305,9 +320,40 @@ impl Sink {
             looks += 1;
             (there, spot) = what_is_there(spot)?;
         }
-        let existing_mode = there.filter(Status::is_file).map(|there| there.mode);
-        self.want(id, spot, metadata, linked, existing_mode, State::Wanted)?;
-        Ok(Placed::Fetch)
+        let there = there.filter(Status::is_file);
+        if let (true, Some(there)) = (self.reuse.in_place, &there) {
+            in_place::check(there, &spot.directory.shown(spot.name()?))?;
+        }
+        let chunks = there.map_or(0, |there| self.comparable(offered, &there));
+        let compared = there.filter(|there| self.reuse.checksum && there.len == offered.len);
+        let existing = Existing {
+            there,
+            chunks,
+            compared,
+        };
+        self.want(id, spot, metadata, linked, existing, State::Wanted)?;
+        Ok(match chunks {
+            0 => Placed::Fetch,
+            chunks => Placed::Compare { chunks },
+        })
+    }
+
+    /// How many chunks of what is there are to be compared with what is offered.
+    fn comparable(&self, offered: Offered, there: &Status) -> u64 {
+        // Small files come in packs, whole.
+        if offered.len <= PACK_FILE_BYTES_MAX {
+            return 0;
+        }
+        let chunks = older::whole_chunks(self.chunk, there.len, offered.len);
+        let is_compared = self.reuse.checksum && there.len == offered.len;
+        // In place, what is the same need not even be written.
+        let is_long = self.reuse.in_place || chunks >= COMPARED_CHUNKS_MIN;
+        let is_worth_it = self.reuse.delta && is_long;
+        if is_compared || is_worth_it {
+            chunks
+        } else {
+            0
+        }
     }
 
     /// Content is the same; the rest is brought up to date where that was asked for. Nothing: another
@@ -448,7 +494,14 @@ impl Sink {
                 _ => {}
             }
         }
-        self.want(id, spot, metadata, false, None, State::Link(to))?;
+        self.want(
+            id,
+            spot,
+            metadata,
+            false,
+            Existing::default(),
+            State::Link(to),
+        )?;
         Ok(Placed::Link { to })
     }
 
@@ -458,7 +511,7 @@ impl Sink {
         spot: Spot,
         metadata: Metadata,
         linked: bool,
-        existing_mode: Option<u32>,
+        existing: Existing,
         state: State,
     ) -> Result<(), Fault> {
         let Spot {
@@ -467,6 +520,11 @@ impl Sink {
             name,
             fresh,
         } = spot;
+        let Existing {
+            there,
+            chunks,
+            compared,
+        } = existing;
         let name = name.ok_or_else(nameless)?;
         self.sweep(&directory, fresh);
         let key = (directory.inode.0, directory.inode.1, stem_of(&name));
@@ -486,7 +544,10 @@ impl Sink {
             name,
             metadata,
             linked,
-            existing_mode,
+            existing_mode: there.map(|there| there.mode),
+            older: there.filter(|_| chunks > 0).map(|there| (there, chunks)),
+            compared,
+            in_place: there.filter(|_| self.reuse.in_place),
         };
         table.pending.insert(id, Pending { job, key, state });
         Ok(())

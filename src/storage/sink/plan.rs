@@ -292,13 +292,15 @@ impl Sink {
             return Ok(Reason::New);
         };
         let shown = directory.shown(name);
-        let reason = match compare::file(offered, &there, self.overwrite, now) {
+        let by_content = self.reuse.checksum;
+        let reason = match compare::file(offered, &there, self.overwrite, by_content, now) {
             Decision::Exists => return Err(exists(&shown)),
             Decision::Keep if self.overwrite == Overwrite::Never => Reason::KeptNever,
             Decision::Keep => Reason::KeptNewer,
             Decision::Same => self.plan_update(directory, name, metadata, &there),
             Decision::Replace if !there.is_file() => Reason::KindDiffers,
             Decision::Replace if there.len != offered.len => Reason::SizeDiffers,
+            Decision::Replace if by_content => Reason::ByContent,
             Decision::Replace if is_same_time(there.mtime, offered.mtime) => Reason::Doubtful,
             Decision::Replace if there.mtime < offered.mtime => Reason::Newer,
             Decision::Replace => Reason::Older,

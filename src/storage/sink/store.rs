@@ -8,13 +8,13 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, ftruncate, openat, unlinkat};
 use rustix::io::{Errno, write};
 
 use super::commit::{Staged, StagedFile};
 use super::directory::{Handle, Parent};
 use super::part::RACES_MAX;
-use super::{Job, Results, Sink, State, not_wanted};
+use super::{Job, Results, Sink, State, in_place, not_wanted};
 use crate::ids::EntryId;
 use crate::manifest::Name;
 use crate::storage::descriptors::Share;
@@ -106,6 +106,7 @@ impl Sink {
         last: &mut Option<(EntryId, Arc<Handle>)>,
     ) -> Result<Staged, Fault> {
         self.check_running()?;
+        let file_id = file.id;
         let directory = match (&job.parent, &last) {
             (Parent::Entry(id), Some((other, directory))) if id == other => directory.clone(),
             (parent, _) => {
@@ -117,6 +118,16 @@ impl Sink {
             }
         };
         let mode = self.rules.exact_mode(job.metadata.mode, job.existing_mode);
+        if let Some(seen) = &job.in_place {
+            let (file, inode) = write_over(&directory, &job, seen, file.bytes)?;
+            return Ok(Staged {
+                entry: file_id,
+                job,
+                directory,
+                file: StagedFile::Over(file, inode),
+                mode,
+            });
+        }
         // Otherwise the kernel makes the right mode itself, by umask or inherited access list.
         let created = mode.map_or(job.metadata.mode & 0o777, |_| 0o600);
         let (made, hidden) = self
@@ -174,6 +185,25 @@ fn create_locked(
         let _ = unlinkat(directory, hidden.as_bytes(), AtFlags::empty());
     }
     Ok(is_ours?.then_some(file))
+}
+
+/// Writes a small file where it stands.
+fn write_over(
+    directory: &Handle,
+    job: &Job,
+    seen: &Status,
+    bytes: &[u8],
+) -> Result<(OwnedFd, (u64, u64)), Fault> {
+    let (file, status) = in_place::open(directory, &job.name, seen)?;
+    let inode = (status.device, status.inode);
+    let written = write_all(&file, bytes).and_then(|()| ftruncate(&file, bytes.len() as u64));
+    match written {
+        Ok(()) => Ok((file, inode)),
+        Err(errno) => {
+            let error = StorageError::new("write in place", directory.shown(&job.name), errno);
+            Err(Fault::from(error).of_mixture())
+        }
+    }
 }
 
 fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> rustix::io::Result<()> {

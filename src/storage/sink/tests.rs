@@ -32,6 +32,7 @@ struct Field {
     outer: tempfile::TempDir,
     preserve: Preserve,
     overwrite: Overwrite,
+    reuse: Reuse,
     sync: bool,
     descriptors: usize,
     budget: Budget,
@@ -50,6 +51,7 @@ impl Field {
             outer,
             preserve,
             overwrite,
+            reuse: Reuse::default(),
             sync: true,
             descriptors: 16,
             budget: Budget::of_process(),
@@ -80,6 +82,8 @@ impl Field {
             only_adds: false,
             dry_run: false,
             mirror: None,
+            reuse: self.reuse,
+            chunk: ChunkSize::MIN,
         };
         let (descriptors, budget) = (self.descriptors, self.budget.clone());
         Sink::with_descriptors(root, b"dst".to_vec(), options, descriptors, budget)
@@ -1013,6 +1017,8 @@ fn the_kernels_own_file_systems_are_not_written_into() {
         only_adds: false,
         dry_run: false,
         mirror: None,
+        reuse: Reuse::default(),
+        chunk: ChunkSize::DEFAULT,
     };
     // Descriptors of "/" itself are not touched: its times are those that it has.
     let seen = Status::of(fs::File::open("/").unwrap()).unwrap();
@@ -1527,4 +1533,96 @@ fn pack_costs() {
             each(stored, ended),
         );
     }
+}
+
+/// An older copy lends its bytes by a clone where the file system can, and else is read beside.
+#[test]
+fn a_part_file_begins_with_what_is_to_be_compared_and_nothing_else() {
+    let mut field = Field::new();
+    field.reuse.delta = true;
+    let chunk = usize::try_from(ChunkSize::MIN.bytes()).unwrap();
+    let path = field.dst().join("f");
+    let older = vec![7; 6 * chunk + 5];
+    for (listed, len, chunks) in [
+        // As listed; and when the source has become longer, or shorter, since.
+        (9 * chunk, 9 * chunk, 6),
+        (5 * chunk + 9, 9 * chunk, 6),
+        (9 * chunk, 4 * chunk + 3, 5),
+        (6 * chunk, 6 * chunk, 6),
+    ] {
+        fs::write(&path, &older).unwrap();
+        let sink = field.sink();
+        let page = sink.place(vec![
+            top(),
+            entry(1, 0, b"f", file(listed), metadata(0o644)),
+            end(0),
+        ]);
+        let asked = ChunkSize::MIN.count(listed as u64).min(6);
+        assert_eq!(page.entries[1].1, Placed::Compare { chunks: asked });
+        let part = sink.prepare_as(EntryId(1), len as u64, None).unwrap();
+        let told = part.older().unwrap();
+        assert_eq!(told.chunks(), asked.min(chunks), "{listed} {len}");
+        assert_eq!(Status::of(part.file()).unwrap().len, len as u64);
+        let mut bytes = vec![1; len];
+        assert_eq!(part.read_at(&mut bytes, 0).unwrap(), len);
+        let kept = match told {
+            Older::Within { chunks } => (usize::try_from(*chunks).unwrap() * chunk).min(len),
+            Older::Beside { copy, .. } => {
+                let mut seen = vec![0; chunk];
+                assert_eq!(copy.read_at(&mut seen, 0).unwrap(), chunk);
+                assert!(seen == older[..chunk]);
+                0
+            }
+        };
+        assert!(
+            bytes[..kept].iter().all(|byte| *byte == 7),
+            "{listed} {len}"
+        );
+        assert!(
+            bytes[kept..].iter().all(|byte| *byte == 0),
+            "{listed} {len}"
+        );
+        sink.settled(&[EntryId(1)]);
+        assert!(
+            fs::read(&path).unwrap() == older,
+            "the older copy was touched"
+        );
+    }
+}
+
+#[test]
+fn what_is_no_file_of_several_chunks_is_not_compared() {
+    let mut field = Field::new();
+    field.reuse.delta = true;
+    let chunk = usize::try_from(ChunkSize::MIN.bytes()).unwrap();
+    let path = field.dst().join("f");
+    let place = |field: &Field, len: usize| {
+        let sink = field.sink();
+        let page = sink.place(vec![
+            top(),
+            entry(1, 0, b"f", file(len), metadata(0o644)),
+            end(0),
+        ]);
+        page.entries[1].1.clone()
+    };
+    fs::write(&path, vec![7; 4 * chunk - 1]).unwrap();
+    assert_eq!(
+        place(&field, 9 * chunk),
+        Placed::Fetch,
+        "three whole chunks"
+    );
+    fs::write(&path, vec![7; 9 * chunk]).unwrap();
+    assert_eq!(place(&field, 9 * chunk), Placed::Compare { chunks: 9 });
+    // It travels in a pack.
+    assert_eq!(place(&field, 4 * chunk), Placed::Fetch);
+    fs::rename(&path, field.dst().join("other")).unwrap();
+    symlink("other", &path).unwrap();
+    assert_eq!(
+        place(&field, 9 * chunk),
+        Placed::Fetch,
+        "a link is not followed"
+    );
+    field.reuse.delta = false;
+    fs::rename(field.dst().join("other"), &path).unwrap();
+    assert_eq!(place(&field, 9 * chunk), Placed::Fetch);
 }

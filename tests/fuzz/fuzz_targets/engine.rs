@@ -6,7 +6,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use rdcp::engine::receiver::{
-    FetchFailure, Input as In, Output as Out, PackResult, Placed, ReceiverOptions,
+    FetchFailure, Input as In, Output as Out, PackResult, Placed, Prepared, Published, ReceiverOptions,
 };
 use rdcp::engine::sender::{ExposedWindow, FilledPack, OpenedFile, SenderOptions};
 use rdcp::engine::sender::{Input as SendIn, Output as SendOut};
@@ -94,6 +94,7 @@ fn take_orders(machine: &mut Receiver, jobs: &mut Vec<Out>) -> bool {
             | Out::FetchPack { .. }
             | Out::StorePack { .. }
             | Out::Prove { .. }
+            | Out::Compare { .. }
             | Out::Publish { .. }
             | Out::Link { .. }
             | Out::Mirror
@@ -121,7 +122,12 @@ fn answer(job: Out, draw: &mut Draw<'_>) -> In {
                 0 => vec![ChunkRange { start: 0, end: 5 }, ChunkRange { start: 6, end: 90 }],
                 _ => Vec::new(),
             };
-            In::Prepared { entry, result: done(well).map(|()| held) }
+            let older = draw.below(5) as u64;
+            In::Prepared { entry, result: done(well).map(|()| Prepared { held, older, in_place: well }) }
+        }
+        Out::Compare { entry, region, chunks, .. } => {
+            let compared = chunks.iter().map(|(chunk, ..)| (*chunk, draw.coin())).collect();
+            In::Compared { entry, region, result: done(well).map(|()| compared) }
         }
         Out::Prove { entry, region, chunks } => {
             let right = chunks.iter().filter(|_| draw.below(2) == 0);
@@ -135,8 +141,9 @@ fn answer(job: Out, draw: &mut Draw<'_>) -> In {
         Out::FetchPack { token, .. } => In::Landed { token, result: landed(draw) },
         Out::StorePack { region, files, .. } => {
             let results = files.iter().map(|file| {
-                let result = match draw.below(4) {
+                let result = match draw.below(5) {
                     0 => PackResult::Mismatch,
+                    2 => PackResult::Kept { updated: draw.coin() },
                     1 => PackResult::Failed(fault()),
                     _ => PackResult::Stored { digest: None },
                 };
@@ -144,7 +151,13 @@ fn answer(job: Out, draw: &mut Draw<'_>) -> In {
             });
             In::PackStored { region, results: results.collect() }
         }
-        Out::Publish { entry } => In::Published { entry, result: done(well).map(|()| None) },
+        Out::Publish { entry } => {
+            let published = match draw.below(3) {
+                0 => Published::Kept { updated: draw.coin() },
+                _ => Published::New { digest: None },
+            };
+            In::Published { entry, result: done(well).map(|()| published) }
+        }
         Out::Link { entry, .. } => In::Linked { entry, result: done(well).map(|()| well) },
         Out::Mirror => In::Mirrored { more: draw.below(4) == 0 },
         _ => In::DirectoriesSettled(Vec::new()),
@@ -154,11 +167,12 @@ fn answer(job: Out, draw: &mut Draw<'_>) -> In {
 fn placed(entry: &Entry, draw: &mut Draw<'_>) -> Placed {
     match &entry.kind {
         EntryKind::HardLink(to) if draw.coin() => Placed::Link(*to),
-        EntryKind::File { len, .. } => match draw.below(4) {
+        EntryKind::File { len, .. } => match draw.below(5) {
             0 => Placed::Settled(Outcome::Unchanged),
             1 if *len > ChunkSize::MIN.bytes() => {
                 Placed::Fetch(Wanted::Chunks(vec![ChunkRange { start: 0, end: 1 }]))
             }
+            2 => Placed::Fetch(Wanted::Compared(draw.below(7) as u64)),
             _ => Placed::Fetch(Wanted::All),
         },
         _ => Placed::Settled(Outcome::Published { bytes: 0, digest: None }),
@@ -515,8 +529,9 @@ impl Draw<'_> {
                 Message::Credit { pages: self.small(), region_bytes: self.number() }
             }
             2 | 3 => Message::Want(self.several(|draw| {
-                let wanted = match draw.below(4) {
+                let wanted = match draw.below(5) {
                     0 => Wanted::Nothing,
+                    2 => Wanted::Compared(draw.number()),
                     1 => Wanted::Chunks(draw.several(|draw| {
                         let range = draw.range();
                         ChunkRange { start: range.start, end: range.end }

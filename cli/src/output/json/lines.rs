@@ -265,6 +265,7 @@ pub(super) struct Totals {
     pub(super) bytes_moved: u64,
     pub(super) bytes_resumed: u64,
     pub(super) reconnects: u64,
+    pub(super) bytes_reused: u64,
     pub(super) seconds: f64,
     pub(super) data_ms: Option<f64>,
 }

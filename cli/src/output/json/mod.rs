@@ -201,6 +201,7 @@ impl Json {
             bytes_moved: summary.bytes_moved,
             bytes_resumed: summary.bytes_resumed,
             reconnects: summary.reconnects,
+            bytes_reused: summary.bytes_reused,
             seconds: summary.elapsed.as_secs_f64(),
             data_ms: summary.data_elapsed.map(|data| data.as_secs_f64() * 1e3),
         });
