@@ -578,4 +578,41 @@ mod tests {
         );
         assert_eq!(lasts(false).await.as_secs(), STALL.as_secs());
     }
+
+    /// How long a watch lets a run go on of which so many bytes come each second for twice as long as it
+    /// may stand still, and then none.
+    async fn lasts_at(bytes_per_second: u64) -> Duration {
+        let (_owner, cancel) = watch::channel(None);
+        let began = Instant::now();
+        let mut watch = Watch::new(WatchOptions {
+            transfer: TransferId::random(),
+            roots: Vec::new(),
+            locations: None,
+            shared: Arc::default(),
+            events: None,
+            cancel,
+            stall_timeout: STALL,
+            moved: Arc::default(),
+            renewals_count: false,
+            goes_on: None,
+            exists_is_error: false,
+        });
+        loop {
+            match tokio::time::timeout(Duration::from_secs(1), watch.attention()).await {
+                Ok(_) => return began.elapsed(),
+                Err(_) if began.elapsed() < 2 * STALL => {
+                    let bytes = bytes_per_second;
+                    watch.event(engine::Event::Moved { bytes }).await;
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_trickle_are_no_progress() {
+        assert_eq!(lasts_at(1).await.as_secs(), STALL.as_secs());
+        let enough = PROGRESS_BYTES_MIN / STALL.as_secs() + 1;
+        assert!(lasts_at(enough).await >= 2 * STALL);
+    }
 }
