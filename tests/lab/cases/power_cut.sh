@@ -17,9 +17,10 @@ count() { echo $(($(told "$1") + 1)) >"$state/$1"; }
 sum() { sha256sum <"$1" | cut -c 1-64; }
 # No function: started in the background, that would be a shell, and not the program whose bytes count.
 pull="rdcp pull --accept-new --json rdcp://10.0.0.1/data/file"
-# The kernel's count of bytes that a program has written has all of the file.
+# The kernel's count of bytes that a program has written has all of the file, or it has ended.
 has_written_all() {
-    written=$(sed -n 's/^write_bytes: //p' "/proc/$1/io" 2>/dev/null) || return 0
+    grep -q '^State:.[ZX]' "/proc/$1/status" 2>/dev/null && return 0
+    written=$(sed -n 's/^write_bytes: //p' "/proc/$1/io" 2>/dev/null)
     [ "${written:-$((kib * 1024))}" -ge $((kib * 1024)) ]
 }
 
@@ -71,12 +72,14 @@ watched=$([ $((cut % 2)) -eq 0 ] && echo ext4 || echo xfs)
 if [ ! -e "$state/lasts_ms" ]; then
     # How long it takes from the last byte to the name, nothing being cut; the other one runs as well.
     $pull /mnt/xfs/copies/ >/tmp/other 2>&1 &
+    other_pid=$!
     $pull /mnt/ext4/copies/ >/tmp/pull 2>&1 &
     pull_pid=$!
     until has_written_all "$pull_pid"; do :; done
     begun_ms=$(uptime_ms)
-    wait
+    wait "$pull_pid"
     echo $(($(uptime_ms) - begun_ms)) >"$state/lasts_ms"
+    wait "$other_pid"
     rm -f /mnt/ext4/copies/file /mnt/xfs/copies/file
     sync
 fi
