@@ -89,13 +89,15 @@ for way in tcp rdma; do
             sync
             writer=client
             begun_kib=0
-            fails_when $how 7 'copies/file' $pull --transport $way --bwlimit 8M
+            # shellcheck disable=SC2086 # $pull is several words.
+            fails_when "$how" 7 'copies/file' $pull --transport $way --bwlimit 8M
             mounted_anew
             if [ $before = absent ]; then
                 [ ! -e "$mount_point/copies/file" ] || fail "$way, $how: published"
             else
                 [ "$(sum "$mount_point/copies/file")" = "$old" ] || fail "$way, $how: the older version is lost"
             fi
+            # shellcheck disable=SC2086
             ends_with 0 '' $pull --transport $way
             [ "$(sum "$mount_point/copies/file")" = "$new" ] || fail "$way, $how: a wrong copy"
             echo "pull by $way, $how, $before: right"
@@ -110,7 +112,7 @@ serve_disk
 for how in dead error_writes; do
     writer=$daemon_pid
     begun_kib=$(written_kib "$writer")
-    fails_when $how 7 'file' rdcp push --bwlimit 8M $from/file rdcp://10.0.0.1/disk/
+    fails_when "$how" 7 'file' rdcp push --bwlimit 8M $from/file rdcp://10.0.0.1/disk/
     stop_daemon
     mounted_anew
     [ ! -e "$mount_point/export/file" ] || fail "push, $how: published"

@@ -12,7 +12,7 @@ while [ "$n" -lt "$LAB_DEVICES" ]; do
     n=$((n + 1))
 done
 mkdir -p /tmp/export/tree /tmp/pushed
-rdma_hostile make=/tmp/export/tree/large seed=$LAB_INDEX kib=$kib
+rdma_hostile make=/tmp/export/tree/large seed="$LAB_INDEX" kib=$kib
 n=0
 while [ "$n" -lt 50 ]; do
     n=$((n + 1))
@@ -32,7 +32,7 @@ if [ "$LAB_HOST" = a ]; then
         await "pushed.$way" 600
         check "/tmp/pushed/$way/tree" b
     done
-    await done 600
+    await all_done 600
     stop_daemon
     resources_released
 else
@@ -49,6 +49,6 @@ else
         echo "$way: pulled in $pulled_ms ms, pushed in $(($(uptime_ms) - begun_ms)) ms"
         tell "pushed.$way"
     done
-    tell done
+    tell all_done
     resources_released
 fi

@@ -61,11 +61,11 @@ fi
 count cut
 cut=$(told cut)
 [ $((cut % 4)) -lt 2 ] && before=absent || before=older
-echo $before >"$state/before"
+echo "$before" >"$state/before"
 for fs in ext4 xfs; do
     mkdir -p "/mnt/$fs/copies"
     rm -f "/mnt/$fs/copies/file"
-    [ $before = absent ] || cp /tmp/older "/mnt/$fs/copies/file"
+    [ "$before" = absent ] || cp /tmp/older "/mnt/$fs/copies/file"
 done
 sync
 watched=$([ $((cut % 2)) -eq 0 ] && echo ext4 || echo xfs)
@@ -85,9 +85,9 @@ if [ ! -e "$state/lasts_ms" ]; then
 fi
 touch "$state/begun"
 expect_power_cut
-[ $watched = ext4 ] && other=xfs || other=ext4
-$pull /mnt/$other/copies/ >/tmp/other 2>&1 &
-$pull /mnt/$watched/copies/ >/tmp/pull 2>&1 &
+[ "$watched" = ext4 ] && other=xfs || other=ext4
+$pull "/mnt/$other/copies/" >/tmp/other 2>&1 &
+$pull "/mnt/$watched/copies/" >/tmp/pull 2>&1 &
 pull_pid=$!
 until has_written_all "$pull_pid"; do :; done
 # From the last byte on until a bit after the name is there, in even steps, each twice.
