@@ -39,8 +39,8 @@ pub const PACK_FILES_MAX: usize = 512;
 /// Window of a file that one region covers, in bytes.
 pub const WINDOW_BYTES: u64 = 64 << 20;
 /// How long one chunk may take at the rate that a client asks for, in seconds: what moves no chunk for
-/// much longer counts as stalled.
-pub const CHUNK_LASTS_S_MAX: u64 = 32;
+/// long makes the other end look whether anybody is there.
+pub const CHUNK_LASTS_S_MAX: u64 = 8;
 /// Most windows of one file that are out at once; a quarter of the credit each is all of it.
 pub const WINDOWS_PER_FILE_MAX: usize = 4;
 /// Most data extents told per grant; a more fragmented window is told in coarser extents.

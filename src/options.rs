@@ -227,7 +227,7 @@ pub struct TransferOptions {
     /// that nothing proves ([`HashKind::None`]) are always fetched anew.
     pub resume: bool,
     /// How many bytes of file content are read a second, at most; in both directions and over every
-    /// transport, what is read again counted too. At least so many that a chunk takes 32 s at most.
+    /// transport, what is read again counted too. At least so many that a chunk takes 8 s at most.
     /// Default: no limit.
     pub bytes_per_s: Option<NonZeroU64>,
     /// When the session is lost, the transfer goes on in another: the client connects again until nothing

@@ -385,7 +385,7 @@ fn a_rate_is_kept() {
             .arg(way.destination(&world, &daemon, "other"))
             .run()
             .expect(2)
-            .says("512 KiB");
+            .says("2048 KiB");
         fs::remove_dir_all(small).unwrap();
         fs::remove_dir_all(copied).unwrap();
         fs::remove_file(big).unwrap();

@@ -546,8 +546,8 @@ fn direction() -> impl Strategy<Value = Direction> {
         vec(root, 0..5),
         overwrite,
         any::<[bool; 7]>(),
-        // A chunk must not take for ever: at least 512 KiB a second for the largest.
-        option::of((1_u64 << 19..).prop_map(|rate| NonZeroU64::new(rate).expect("not 0"))),
+        // A chunk must not take for ever: at least 2 MiB a second for the largest.
+        option::of((1_u64 << 21..).prop_map(|rate| NonZeroU64::new(rate).expect("not 0"))),
         option::of(deleting),
     );
     prop_oneof![

@@ -37,7 +37,8 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -65,6 +66,10 @@ use crate::wire::{Fault, FaultCode};
 
 pub use self::mirror::MirrorOptions;
 pub use self::store::PackFile;
+
+/// How long a run waits for other transfers to end that are at work on its files, and how often it looks.
+const BUSY_PATIENCE: Duration = Duration::from_secs(5);
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Share of the process's descriptors that one transfer keeps at most for open directories, and
 /// again for the files of a group commit: one in so many. What all transfers keep together is up to
@@ -158,6 +163,8 @@ pub struct Sink {
     descriptors: Account,
     notes: Notes,
     stopped: AtomicBool,
+    /// When somebody else was first found at work on one of its files.
+    busy_since: OnceLock<Instant>,
     /// Held while directories that are finished are opened up once more.
     reopening: Mutex<()>,
     unique: UniqueNames,
@@ -265,6 +272,7 @@ impl Sink {
             group_files_max: share,
             notes: Notes::default(),
             stopped: AtomicBool::new(false),
+            busy_since: OnceLock::new(),
             reopening: Mutex::new(()),
             unique: UniqueNames::new(),
             sweeper: Sweeper::default(),
@@ -306,6 +314,25 @@ impl Sink {
             return Err(Fault::new(FaultCode::Cancelled, "the transfer was ended"));
         }
         Ok(())
+    }
+
+    /// Tries again while another transfer is at work on the file: it may be one that was interrupted a
+    /// moment ago, and is still about to end, which the same command again meets. Not for long, and not
+    /// for each file: in all for [`BUSY_PATIENCE`] from the first one on. Blocks.
+    fn patiently<T>(&self, mut attempt: impl FnMut() -> Result<T, Fault>) -> Result<T, Fault> {
+        loop {
+            match attempt() {
+                Err(fault) if fault.code == FaultCode::Busy && self.is_patient() => {
+                    self.check_running()?;
+                    std::thread::sleep(BUSY_PAUSE);
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    fn is_patient(&self) -> bool {
+        self.busy_since.get_or_init(Instant::now).elapsed() < BUSY_PATIENCE
     }
 
     /// The run is interrupted: these files stay, as far as they are recorded, for one that goes on.

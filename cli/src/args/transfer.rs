@@ -202,7 +202,7 @@ pub(crate) struct TransferArgs {
     /// Read at most so many bytes a second: 50M is 50 MiB a second
     ///
     /// Counted is the content of files, what is read again too, on all connections together. Chunks of
-    /// 1M need 32K at least, larger ones more.
+    /// 1M need 128K at least, larger ones more.
     #[arg(long, value_name = "RATE", value_parser = rate, help_heading = DATA_PATH)]
     pub(crate) bwlimit: Option<NonZeroU64>,
     /// Data connections to the server [default: one for each lane, at most 2]

@@ -122,22 +122,20 @@ impl Sink {
         let exact = self.rules.exact_mode(job.metadata.mode, job.existing_mode);
         let natural = exact.is_none().then_some(job.metadata.mode);
         let identity = identity.map(|of| of(stem_of(&job.name)));
-        let made = self
-            .handle(&job.parent, job.name.as_bytes())
-            .and_then(|directory| {
-                if let Some(seen) = &job.in_place {
-                    let compared = job.older.map(|(_, chunks)| (self.chunk, chunks));
-                    let part = PartFile::over(directory, &job.name, seen, file_len, compared)?;
-                    let changed = false;
-                    return Ok(Made { part, changed });
-                }
-                let older = job.older.and_then(|(seen, chunks)| {
-                    OlderCopy::open(&directory, &job.name, &seen, (self.chunk, chunks))
-                });
-                let made =
-                    PartFile::create(directory, &job.name, file_len, natural, identity, older)?;
-                Ok(made)
+        let made = self.patiently(|| {
+            let directory = self.handle(&job.parent, job.name.as_bytes())?;
+            if let Some(seen) = &job.in_place {
+                let compared = job.older.map(|(_, chunks)| (self.chunk, chunks));
+                let part = PartFile::over(directory, &job.name, seen, file_len, compared)?;
+                let changed = false;
+                return Ok(Made { part, changed });
+            }
+            let older = job.older.and_then(|(seen, chunks)| {
+                OlderCopy::open(&directory, &job.name, &seen, (self.chunk, chunks))
             });
+            let made = PartFile::create(directory, &job.name, file_len, natural, identity, older)?;
+            Ok(made)
+        });
         match made {
             Ok(made) => {
                 if made.changed {

@@ -119,7 +119,8 @@ impl Sink {
         };
         let mode = self.rules.exact_mode(job.metadata.mode, job.existing_mode);
         if let Some(seen) = &job.in_place {
-            let (file, inode) = write_over(&directory, &job, seen, file.bytes)?;
+            let (file, inode) =
+                self.patiently(|| write_over(&directory, &job, seen, file.bytes))?;
             return Ok(Staged {
                 entry: file_id,
                 job,
