@@ -290,7 +290,7 @@ fn manifests_that_lie_end_a_pull() {
         let done = world
             .rdcp("pull")
             .args(["-a", "--timeout", "3s"])
-            .args([url, "copy".into()])
+            .args([url, ".".into()])
             .run()
             .failed();
         assert_ne!(done.status, 6, "{what}: {}", done.stderr);
@@ -298,20 +298,36 @@ fn manifests_that_lie_end_a_pull() {
         let _ = std::fs::remove_dir_all(world.path("local"));
         world.make("local");
     }
-    // More pages than there was credit for, and never the last.
-    let server = HostileServer::start(Vec::new(), move |peer| {
-        let Some((id, _)) = peer.opened() else { return };
-        for _ in 0..1000 * PAGES_CREDIT_DEFAULT {
-            peer.say(id, more(Vec::new()));
-        }
-    });
-    let url = common::daemon::url(server.address(), "data/tree");
-    let done = world
-        .rdcp("pull")
-        .arg("-r")
-        .args([url, "copy".into()])
-        .run();
-    done.expect(3).says("credit");
+}
+
+#[test]
+fn manifests_without_an_end_end_a_pull() {
+    let world = World::new();
+    type PageOf = fn(u64) -> Vec<Item>;
+    let cases: &[(&str, PageOf)] = &[
+        // Each holds its credit, as its file never comes.
+        ("credit", |number| {
+            let name = format!("{number}");
+            vec![match number {
+                0 => entry(0, Place::Root(0), EntryKind::Directory),
+                _ => entry(number, within(0, name.as_bytes()), file(1)),
+            }]
+        }),
+        // None holds any.
+        ("nothing", |_| Vec::new()),
+    ];
+    for &(says, items) in cases {
+        let server = HostileServer::start(Vec::new(), move |peer| {
+            let Some((id, _)) = peer.opened() else { return };
+            for number in 0..1000 * u64::from(PAGES_CREDIT_DEFAULT) {
+                peer.say(id, more(items(number)));
+            }
+        });
+        let url = common::daemon::url(server.address(), "data/tree");
+        let done = world.rdcp("pull").arg("-r").args([url, ".".into()]).run();
+        assert_eq!(done.status, 3, "{says}: {}", done.stderr);
+        done.says(says);
+    }
 }
 
 #[test]

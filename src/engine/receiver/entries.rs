@@ -65,6 +65,10 @@ impl Receiver {
                 "a manifest page after the last one, or one too large",
             ));
         }
+        // It would hold no credit, so nothing would bound how many come.
+        if page.items.is_empty() && !page.last {
+            return Err(protocol("a manifest page that tells nothing"));
+        }
         let number = self.next_page;
         self.next_page += 1;
         self.last_page_came = page.last;
@@ -91,7 +95,6 @@ impl Receiver {
         };
         self.outputs.push_back(Output::Event(told));
         if page.items.is_empty() {
-            self.outbox.pages += u32::from(!page.last);
             return Ok(());
         }
         self.pages.insert(
