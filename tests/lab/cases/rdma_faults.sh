@@ -41,7 +41,7 @@ ended_right() {
     rm -r /tmp/pulled
 }
 nothing_left() {
-    [ -z "$(find "$1" -name '.rdcp-*' 2>/dev/null)" ] || fail "$(ls -A "$1") is left"
+    [ -z "$(find "$1" -name '.rdcp-*')" ] || fail "$(ls -A "$1") is left"
 }
 # Locked and pinned memory of the daemon, and its RDMA objects.
 held() {
@@ -66,12 +66,16 @@ wait "$daemon_pid" || true
 daemon_pid=
 end "the daemon killed"
 case $status in 3 | 11) ;; *) fail "exit status $status" ;; esac
-nothing_left /tmp/pulled
-rm -rf /tmp/pulled
+[ ! -e /tmp/pulled/large ] || fail "half of it has its name"
 resources_released
+# What came is gone on with, by the same command and the next daemon.
+serve
+rdcp pull "$export_url/large" /tmp/pulled/
+nothing_left /tmp/pulled
+status=0
+ended_right
 
 # The client is killed.
-serve
 retry 60 grep -q '"message":"session ended"' "$daemon_log"
 sleep 1
 held | tee /run/lab/held
@@ -79,9 +83,13 @@ begin /tmp/export/pushed push /tmp/export/large "$export_url/pushed/"
 kill -KILL "$transfer"
 end "the client killed"
 [ "$status" -eq 137 ] || fail "exit status $status"
+[ ! -e /tmp/export/pushed/large ] || fail "half of it has its name"
 retry 90 held_as_before
-retry 60 nothing_left /tmp/export/pushed
+rdcp push /tmp/export/large "$export_url/pushed/"
+cmp /tmp/export/large /tmp/export/pushed/large
+nothing_left /tmp/export/pushed
 rm -r /tmp/export/pushed
+retry 90 held_as_before
 
 # One of two links goes down, and comes again: the other one does, or tcp.
 for only in auto rdma; do
