@@ -9,7 +9,8 @@ seed, though the moment of a fault never is quite the same.
   fault             what has to follow
   client killed     the same command again ends well
   client interrupted  it ends with 130 (or had ended), and the same command again ends well
-  daemon killed     it is started again, and the command that runs ends well by itself
+  daemon killed     it is started again, and the command that runs ends well by itself; if the daemon had not
+                    taken the request yet, it ends with 3, and the same command again ends well
   daemon restarted  the same, after SIGTERM
   daemon stopped    SIGSTOP for a moment: the command ends well
 
@@ -34,6 +35,7 @@ from pathlib import Path
 MIB = 1 << 20
 FAULTS = ["none", "client killed", "client interrupted", "daemon killed", "daemon restarted", "daemon stopped"]
 KILLS = ["client killed", "daemon killed"]
+DAEMON_ENDS = ("daemon killed", "daemon restarted")
 # What an interruption may cost, beyond what had come when it was last told: the windows that are out and
 # what is recorded at once.
 LOST_MAX = 2 * 64 * MIB + 64 * MIB
@@ -273,7 +275,8 @@ class Soak:
         self.happens(fault, client, dice)
         status = self.wait(client, said)
         lines = self.lines(said)
-        if fault in ("client killed", "client interrupted") and status in INTERRUPTED:
+        ended_early = fault in ("client killed", "client interrupted") and status in INTERRUPTED
+        if ended_early or (fault in DAEMON_ENDS and not_taken(status, lines)):
             if status != 0:
                 moved = max((line.get("bytes_moved", 0) for line in lines), default=0)
                 again = open(self.top / "said", "w+b")
@@ -340,6 +343,12 @@ class Soak:
         if status != 0 or len(summaries) != 1:
             raise Wrong(f"exit status {status}, {len(summaries)} summaries:\n{tail(said)}")
         return summaries[0]
+
+
+def not_taken(status, lines):
+    """Whether there was nothing yet that a command could go on with by itself."""
+    found = [line for line in lines if line.get("type") in ("file", "reconnect", "progress")]
+    return status == 3 and not found and any(line.get("retryable") for line in lines)
 
 
 def tail(said):
