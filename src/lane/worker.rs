@@ -22,6 +22,7 @@ use super::regions::{Exposed, RegionTable};
 use super::serve::{ServeTools, Serving};
 use crate::ids::{ConnectionId, RemoteKey, WorkRequestId};
 use crate::memory::{Pool, Slot};
+use crate::storage::calls::pwrite;
 use crate::storage::{SinkFile, SourceFile};
 use crate::sys::reactor::{Direction, Event, FileOperation, Interest, Reactor, Token, Waker};
 use crate::transport::{Fill, Host, LostReason, Refusal, Source, Turn};
@@ -630,7 +631,7 @@ impl Host for Desk<'_> {
             && let Err(write) = self.reactor.post(write)
         {
             let bytes = &write.slot[write.range.clone()];
-            let result = rustix::io::pwrite(&write.file, bytes, write.offset);
+            let result = pwrite(&write.file, bytes, write.offset);
             active.written(write, result.map_err(Into::into));
         }
         finish_if_over(self.fetches, id.0);

@@ -16,10 +16,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat, unlinkat};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat};
 use rustix::io::{self, Errno};
 
 use super::at::{DIRECTORY_BUFFER_BYTES, read_directory};
+use super::calls::unlinkat;
 use super::open_up::OpenedUp;
 use super::part_name::{Hidden, hidden, is_part_name, journal_name, part_name};
 use super::status::Status;

@@ -19,6 +19,7 @@ pub mod status;
 pub mod version;
 pub mod xattr;
 
+pub(crate) mod calls;
 mod descriptors;
 mod directory;
 mod leftover;

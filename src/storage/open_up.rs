@@ -7,10 +7,11 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, chmod};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::{self, Errno};
 
 use super::at::open2;
+use super::calls::chmod;
 use super::status::Status;
 
 /// Something that was opened up.

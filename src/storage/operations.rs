@@ -9,10 +9,11 @@ use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Mode, mkdirat, readlinkat, unlinkat};
+use rustix::fs::{AtFlags, Mode, readlinkat};
 use rustix::io::Errno;
 
 use super::at::{self, read_link};
+use super::calls::{mkdirat, unlinkat};
 use super::directory::{Directory, OpenDirectories};
 use super::error::StorageError;
 use super::part_name::is_part_name;

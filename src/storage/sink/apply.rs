@@ -7,15 +7,15 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{
-    AtFlags, Gid, Mode, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags, fchmod, fchown,
-    fremovexattr, fsetxattr, futimens, utimensat,
-};
+use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags};
 use rustix::io::{self, Errno};
 
 use super::compare::is_same_time;
 use super::notes::NotesOf;
 use crate::manifest::{Metadata, Name};
+use crate::storage::calls::{
+    chownat, fchmod, fchown, fremovexattr, fsetxattr, futimens, utimensat,
+};
 use crate::storage::error::StorageError;
 use crate::storage::status::Status;
 use crate::storage::xattr::{self, XattrError};
@@ -266,7 +266,7 @@ impl Rules {
         if self.preserve.owner && (there.uid, there.gid) != (metadata.uid, metadata.gid) {
             let (uid, gid) = owner(metadata);
             let flags = AtFlags::SYMLINK_NOFOLLOW;
-            let answer = rustix::fs::chownat(directory, name.as_bytes(), uid, gid, flags);
+            let answer = chownat(directory, name.as_bytes(), uid, gid, flags);
             changed = note_refused_owner(answer, shown, notes)?;
         }
         if !is_same_time(there.mtime, metadata.mtime) {
@@ -290,7 +290,7 @@ impl Rules {
         if self.preserve.owner {
             let (uid, gid) = owner(metadata);
             let flags = AtFlags::SYMLINK_NOFOLLOW;
-            let answer = rustix::fs::chownat(directory, name.as_bytes(), uid, gid, flags);
+            let answer = chownat(directory, name.as_bytes(), uid, gid, flags);
             note_refused_owner(answer, shown, notes)?;
         }
         set_symlink_time(directory, name, metadata.mtime)

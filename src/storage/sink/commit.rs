@@ -10,9 +10,7 @@ use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{
-    AtFlags, RenameFlags, fdatasync, fsync, renameat, renameat_with, statat, unlinkat,
-};
+use rustix::fs::{AtFlags, RenameFlags, statat};
 use rustix::io::Errno;
 
 use super::directory::{Handle, Parent};
@@ -20,11 +18,11 @@ use super::part::{Made, PartFile};
 use super::{Identity, Job, OlderCopy, Results, Sink, State, in_place, not_wanted};
 use crate::ids::EntryId;
 use crate::manifest::Name;
+use crate::storage::calls::{fdatasync, fsync, renameat, renameat_with, start_writeback, unlinkat};
 use crate::storage::error::StorageError;
 use crate::storage::file::SinkFile;
 use crate::storage::part_name::stem_of;
 use crate::storage::status::Status;
-use crate::sys::writeback::start_writeback;
 use crate::wire::message::RemarkKind;
 use crate::wire::{Fault, FaultCode};
 

@@ -8,12 +8,13 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{Mode, fsync, mkdirat};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 
 use super::apply::OWNER_ALL;
 use super::directory::{Handle, join};
 use crate::manifest::Name;
+use crate::storage::calls::{fsync, mkdirat};
 use crate::storage::error::{ShownPath, StorageError};
 use crate::storage::open_up::OpenedUp;
 use crate::storage::root::{LastSymlink, Root};

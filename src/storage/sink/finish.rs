@@ -6,13 +6,14 @@
 
 use std::sync::Arc;
 
-use rustix::fs::{Mode, fchmod, fsync, futimens};
+use rustix::fs::Mode;
 
 use super::apply::{OWNER_ALL, times};
 use super::compare::is_same_time;
 use super::directory::{Directory, Handle, Parent};
 use super::{Sink, State};
 use crate::ids::EntryId;
+use crate::storage::calls::{fchmod, fsync, futimens};
 use crate::storage::error::StorageError;
 use crate::storage::status::Status;
 use crate::wire::Fault;

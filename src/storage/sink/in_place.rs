@@ -7,12 +7,12 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::ftruncate;
 use rustix::io::Errno;
 
 use super::directory::Handle;
 use crate::manifest::Name;
 use crate::storage::at;
+use crate::storage::calls::ftruncate;
 use crate::storage::error::StorageError;
 use crate::storage::leftover::{Lock, lock};
 use crate::storage::status::Status;

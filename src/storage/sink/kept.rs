@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{SeekFrom, fsync, futimens, seek};
+use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::apply::times;
@@ -19,6 +19,7 @@ use super::{Job, Sink, State};
 use crate::ids::EntryId;
 use crate::manifest::Metadata;
 use crate::storage::at;
+use crate::storage::calls::{fsync, futimens};
 use crate::storage::error::StorageError;
 use crate::storage::status::Status;
 use crate::units::ByteRange;

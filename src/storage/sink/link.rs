@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError};
 
-use rustix::fs::{AtFlags, SeekFrom, linkat, seek, unlinkat};
+use rustix::fs::{AtFlags, SeekFrom, seek};
 use rustix::io::{Errno, pread};
 
 use super::apply::{OWNER_ALL, OWNER_READS};
@@ -18,6 +18,7 @@ use super::{Job, Results, Sink, State, not_wanted};
 use crate::ids::EntryId;
 use crate::manifest::Name;
 use crate::storage::at;
+use crate::storage::calls::{linkat, unlinkat};
 use crate::storage::error::StorageError;
 use crate::storage::file::SinkFile;
 use crate::storage::open_up::OpenedUp;

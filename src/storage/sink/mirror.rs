@@ -15,7 +15,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{Mode, fchmod, fsync, futimens};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 
 use super::Sink;
@@ -26,6 +26,7 @@ use super::removing::{Frame, Inside, Remover};
 use crate::ids::EntryId;
 use crate::limits::PATH_BYTES_MAX;
 use crate::manifest::{Name, Note, Place};
+use crate::storage::calls::{fchmod, fsync, futimens};
 use crate::storage::error::StorageError;
 use crate::storage::filter::Filters;
 use crate::storage::status::Status;

@@ -7,12 +7,12 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{ftruncate, ioctl_ficlone};
 use rustix::io::{Errno, pread};
 
 use super::directory::Handle;
 use crate::manifest::Name;
 use crate::storage::at;
+use crate::storage::calls::{ftruncate, ioctl_ficlone};
 use crate::storage::status::Status;
 use crate::units::ChunkSize;
 

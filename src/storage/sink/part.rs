@@ -12,11 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::{
-    AtFlags, FallocateFlags, Mode, OFlags, StatxFlags, fallocate, fchmod, fdatasync, fstatvfs,
-    ftruncate, openat, statx, unlinkat,
-};
-use rustix::io::{Errno, pwrite};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags, fstatvfs, openat, statx};
+use rustix::io::Errno;
 
 use super::directory::Handle;
 use super::in_place;
@@ -25,6 +22,9 @@ use super::media::Media;
 use super::older::{Older, OlderCopy, read_at, whole_chunks};
 use super::resume::{self, Found, Journal, Taken};
 use crate::manifest::Name;
+use crate::storage::calls::{
+    create, fallocate, fchmod, fdatasync, ftruncate, unlinkat, write_all_at,
+};
 use crate::storage::descriptors::Hold;
 use crate::storage::error::{ShownPath, StorageError};
 use crate::storage::file::{DirectIo, SinkFile};
@@ -410,20 +410,9 @@ impl Drop for PartFile {
 }
 
 impl SinkFile for PartFile {
-    fn write_at(&self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        while !bytes.is_empty() {
-            match pwrite(&self.file, bytes, offset) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => {
-                    bytes = &bytes[written..];
-                    offset += written as u64;
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        Ok(())
+        write_all_at(&self.file, bytes, offset)
     }
 
     fn direct(&self) -> Option<DirectIo<'_>> {
@@ -466,8 +455,7 @@ impl SinkFile for PartFile {
 }
 
 fn create_new(directory: &Handle, part: &Name, mode: Mode) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(directory, part.as_bytes(), flags, mode)
+    create(directory, part.as_bytes(), OFlags::RDWR, mode)
 }
 
 fn is_still(directory: &Handle, name: &Name, inode: (u64, u64)) -> bool {

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{AtFlags, Mode, fchmod, mkdirat, symlinkat, unlinkat};
+use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
 
 use super::apply::{OWNER_ALL, OWNER_READS, Rules};
@@ -21,6 +21,7 @@ use crate::ids::EntryId;
 use crate::limits::{DEPTH_MAX, PACK_FILE_BYTES_MAX, PATH_BYTES_MAX};
 use crate::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place};
 use crate::storage::at;
+use crate::storage::calls::{fchmod, mkdirat, symlinkat, unlinkat};
 use crate::storage::error::{ShownPath, StorageError};
 use crate::storage::open_up::OpenedUp;
 use crate::storage::part_name::{is_part_name, stem_of};

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Mode, OFlags, fchmod, openat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, openat};
 use rustix::io::Errno;
 
 use super::apply::OWNER_ALL;
@@ -21,6 +21,7 @@ use super::mirror::Mirror;
 use crate::limits::{DEPTH_MAX, WALK_NAMES_BYTES_MAX};
 use crate::manifest::Name;
 use crate::storage::at::{DIRECTORY_BUFFER_BYTES, read_directory};
+use crate::storage::calls::{fchmod, unlinkat};
 use crate::storage::error::StorageError;
 use crate::storage::leftover::{Leftover, judge, remove_if_stale};
 use crate::storage::names::{NameSorter, SortedNames};

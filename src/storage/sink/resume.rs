@@ -10,14 +10,14 @@
 use std::fs::File;
 use std::io::BufReader;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, fallocate, fchmod, openat, unlinkat};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, openat};
 use rustix::io::{self, Errno};
 
 use super::directory::Handle;
 use super::journal::{Appender, Claims, Identity, Record, Unusable};
 use crate::manifest::Name;
+use crate::storage::calls::{create, fallocate, fchmod, ftruncate, unlinkat, write_all_at};
 use crate::storage::leftover::{Leftover, Lock, lock, remove_if_stale};
 use crate::storage::part_name::{journal_name, part_name};
 use crate::storage::status::Status;
@@ -128,7 +128,7 @@ fn find(
         clear(&file, range)?;
     }
     if journal_status.len != read.appender.len {
-        rustix::fs::ftruncate(&journal, read.appender.len)?;
+        ftruncate(&journal, read.appender.len)?;
     }
     Ok(Some(Found {
         file,
@@ -199,9 +199,8 @@ pub(super) fn clear(file: impl AsFd, range: ByteRange) -> io::Result<()> {
 /// file that lives for a moment, since the part file was made by another run.
 fn natural_mode(directory: &Handle, mode: u32) -> io::Result<u32> {
     let name = part_name(u64::from_ne_bytes(crate::sys::random_bytes()));
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(mode & 0o777);
-    let probe = openat(directory, name.as_bytes(), flags, mode)?;
+    let probe = create(directory, name.as_bytes(), OFlags::RDWR, mode)?;
     let made = Status::of(&probe);
     unlinkat(directory, name.as_bytes(), AtFlags::empty())?;
     Ok(made?.mode)
@@ -219,9 +218,8 @@ impl Journal {
             return Ok(None);
         };
         let name = journal_name(identity.stem);
-        let flags =
-            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let create = || openat(directory, name.as_bytes(), flags, Mode::RUSR | Mode::WUSR);
+        let private = Mode::RUSR | Mode::WUSR;
+        let create = || create(directory, name.as_bytes(), OFlags::RDWR, private);
         let file = match create() {
             // Of a part file that is gone: ours has the lock, so nobody else writes there.
             Err(Errno::EXIST) => match remove_if_stale(directory, &name)? {
@@ -237,7 +235,7 @@ impl Journal {
             inode: (made.device, made.inode),
             appender,
         };
-        match journal.file.write_all_at(&header, 0) {
+        match write_all_at(&journal.file, &header, 0) {
             Ok(()) => Ok(Some(journal)),
             Err(_) => {
                 journal.remove(directory);
@@ -251,7 +249,7 @@ impl Journal {
     pub(super) fn append(&mut self, records: &[Record]) -> std::io::Result<()> {
         let at = self.appender.len;
         let bytes = self.appender.append(records);
-        self.file.write_all_at(&bytes, at)
+        write_all_at(&self.file, &bytes, at)
     }
 
     /// Removes its name, if it still is this file.

@@ -8,8 +8,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Mode, OFlags, ftruncate, openat, unlinkat};
-use rustix::io::{Errno, write};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 
 use super::commit::{Staged, StagedFile};
 use super::directory::{Handle, Parent};
@@ -17,6 +17,7 @@ use super::part::RACES_MAX;
 use super::{Job, Results, Sink, State, in_place, not_wanted};
 use crate::ids::EntryId;
 use crate::manifest::Name;
+use crate::storage::calls::{create, ftruncate, unlinkat, write};
 use crate::storage::descriptors::Share;
 use crate::storage::error::StorageError;
 use crate::storage::leftover::{Lock, lock};
@@ -174,8 +175,7 @@ fn create_locked(
     hidden: &Name,
     mode: Mode,
 ) -> rustix::io::Result<Option<OwnedFd>> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(directory, hidden.as_bytes(), flags, mode)?;
+    let file = create(directory, hidden.as_bytes(), OFlags::WRONLY, mode)?;
     let is_ours = match lock(&file) {
         Ok(Lock::Taken) => Status::of(&file).map(|made| made.links > 0),
         Ok(Lock::Busy) => Ok(false),
