@@ -15,7 +15,7 @@ pub(crate) struct Audience {
 
 impl Audience {
     pub(crate) fn has(&self, client: &Client) -> bool {
-        let from = client.from.to_canonical();
+        let from = client.from();
         let is_near =
             self.networks.is_empty() || self.networks.iter().any(|net| net.contains(from));
         let is_known = self

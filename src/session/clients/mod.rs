@@ -74,6 +74,11 @@ impl Admission {
 }
 
 impl Client {
+    /// Where it comes from.
+    pub(crate) fn from(&self) -> IpAddr {
+        self.from.to_canonical()
+    }
+
     /// Whether it may know that an export is there.
     pub(crate) fn sees(&self, export: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.names(export))
