@@ -1,6 +1,8 @@
 //! The server's half of the public interface: exports, listening, ending.
 
+use std::fs::Metadata;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +13,12 @@ use tokio::task::JoinHandle;
 use crate::error::{Error, ErrorKind};
 use crate::limits::{EXPORT_NAME_BYTES_MAX, STREAMS_MAX};
 use crate::options::RdmaOptions;
-use crate::session::clients::{Admission, AuthorizedKeys, AuthorizedKeysError};
+use crate::session::clients::{Admission, Audience, AuthorizedKeys, AuthorizedKeysError, Rights};
 pub use crate::session::counters::RdmaCounts;
 use crate::session::counters::counters;
 use crate::session::machinery::machinery;
-use crate::session::own_key::{FingerprintError, OwnKey};
+use crate::session::own_key::{Fingerprint, FingerprintError, OwnKey};
+use crate::session::rails::network::IpNetwork;
 use crate::session::serving::{self, Exported, Serving};
 use crate::session::tls::{self, ClientKeys};
 use crate::storage::{Identity, Root};
@@ -26,7 +29,9 @@ use crate::wire::message::TransportOffer;
 pub struct Export {
     name: String,
     path: PathBuf,
-    writable: bool,
+    rights: String,
+    clients: Option<Vec<String>>,
+    networks: Vec<String>,
 }
 
 impl Export {
@@ -35,25 +40,102 @@ impl Export {
         Self {
             name: name.into(),
             path: path.into(),
-            writable: false,
+            rights: Rights::READING.to_string(),
+            clients: None,
+            networks: Vec::new(),
         }
     }
 
-    /// Whether clients may also write, replace and remove.
+    /// Whether clients may also write, replace and remove. In place of all other rights.
     #[must_use]
-    pub fn writable(mut self, writable: bool) -> Self {
-        self.writable = writable;
+    pub fn writable(self, writable: bool) -> Self {
+        let rights = if writable {
+            Rights::ALL
+        } else {
+            Rights::READING
+        };
+        self.rights(rights.to_string())
+    }
+
+    /// What clients may do at most, as words with commas between them: `list`, `read` (lists too), `create`,
+    /// `overwrite`, `delete`. What a client's key allows limits that further. Default: `list,read`.
+    #[must_use]
+    pub fn rights(mut self, rights: impl Into<String>) -> Self {
+        self.rights = rights.into();
+        self
+    }
+
+    /// Shows it to clients with one of these keys alone (`SHA256:...`), on a server that asks for keys.
+    /// Default: to all that are let in.
+    #[must_use]
+    pub fn clients(mut self, keys: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.clients = Some(keys.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Shows it to clients from these networks alone (`192.0.2.0/24`, or one address). Default: to all.
+    #[must_use]
+    pub fn networks(mut self, networks: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.networks = networks.into_iter().map(Into::into).collect();
         self
     }
 
     /// Looks whether it can be served, without serving it.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`] for a name that can't be an export's, else what opening the directory
-    /// says.
+    /// [`ErrorKind::Usage`] for a name that can't be an export's and for words that make no sense, else
+    /// what opening the directory says.
     pub fn check(&self) -> Result<(), Error> {
         self.check_name()?;
+        self.rules()?;
         self.open().map(drop)
+    }
+
+    /// Whether a file or directory lies in it, there already or to be made. Clients could read it, or put
+    /// another in its place.
+    ///
+    /// # Errors
+    /// What looking at either says.
+    pub fn holds(&self, path: &Path) -> Result<bool, Error> {
+        let seen = |path: &Path| {
+            path.metadata().map_err(|error| {
+                Error::new(
+                    ErrorKind::Storage,
+                    format!("can't look at {}", path.display()),
+                )
+                .with_source(error)
+            })
+        };
+        let top = seen(&self.path)?;
+        let is_top = |found: &Metadata| (found.dev(), found.ino()) == (top.dev(), top.ino());
+        // Compared by what they are, as a directory may be mounted in two places. A link on the way counts
+        // too: who may put another in its place decides what lies behind it.
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        for real in absolute
+            .ancestors()
+            .filter_map(|on_the_way| on_the_way.canonicalize().ok())
+        {
+            for above in real.ancestors() {
+                if is_top(&seen(above)?) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// What clients may do there, and which.
+    fn rules(&self) -> Result<(Rights, Audience), Error> {
+        let usage =
+            |what: String| Error::new(ErrorKind::Usage, format!("export {}: {what}", self.name));
+        let rights = self.rights.parse().map_err(usage)?;
+        let keys = self.clients.as_ref();
+        let keys = keys
+            .map(|keys| keys.iter().map(|key| key_of(key)).collect())
+            .transpose()?;
+        let networks = self.networks.iter().map(|text| IpNetwork::or_address(text));
+        let networks = networks.collect::<Result<_, _>>().map_err(usage)?;
+        Ok((rights, Audience { keys, networks }))
     }
 
     fn check_name(&self) -> Result<(), Error> {
@@ -207,10 +289,13 @@ impl ServerBuilder {
         let machinery = machinery()?;
         let mut exports = Vec::with_capacity(self.exports.len());
         for export in &self.exports {
+            self.check_own_files(export)?;
+            let (rights, audience) = export.rules()?;
             exports.push(Exported {
                 name: export.name.clone(),
                 root: Arc::new(export.open()?),
-                writable: export.writable,
+                rights,
+                audience,
             });
         }
         let key = match &self.state_directory {
@@ -264,6 +349,25 @@ impl ServerBuilder {
         })
     }
 
+    /// Whoever may read the server's own files could pass for it, and who may write them, let himself in.
+    fn check_own_files(&self, export: &Export) -> Result<(), Error> {
+        for own in self.state_directory.iter().chain(&self.keys_file) {
+            if export.holds(own)? {
+                let (name, path) = (&export.name, &export.path);
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!(
+                        "export {name} ({}) holds {}, which is the server's own",
+                        path.display(),
+                        own.display()
+                    ),
+                )
+                .with_hint("export a directory below, or keep the server's own files elsewhere"));
+            }
+        }
+        Ok(())
+    }
+
     fn asks_for_keys(&self) -> bool {
         self.keys_file.is_some() || !self.keys_said.is_empty()
     }
@@ -275,12 +379,7 @@ impl ServerBuilder {
         }
         let mut said = Vec::new();
         for text in &self.keys_said {
-            let key = text.parse().map_err(|error: FingerprintError| {
-                let message = format!("{:?} is no key: {error}", text.as_str());
-                Error::new(ErrorKind::Usage, message)
-                    .with_hint("'rdcp keygen' prints the key of its user")
-            })?;
-            said.push(key);
+            said.push(key_of(text)?);
         }
         AuthorizedKeys::new(said, self.keys_file.clone())
             .map(Admission::Keys)
@@ -298,6 +397,11 @@ impl ServerBuilder {
             export.check_name()?;
             if self.exports[..at].iter().any(|other| other.name == *name) {
                 return usage(format!("two exports are called {name}"));
+            }
+            if export.clients.is_some() && !self.asks_for_keys() {
+                return usage(format!(
+                    "export {name} is for certain keys, and this server asks nobody for a key"
+                ));
             }
         }
         if self.listen.is_empty() {
@@ -339,6 +443,22 @@ pub fn check_authorized_keys(file: &Path) -> Result<(), Error> {
     AuthorizedKeys::new(Vec::new(), Some(file.to_owned()))
         .map(drop)
         .map_err(unusable_keys)
+}
+
+/// Looks whether a text is a key's fingerprint, as `rdcp keygen` prints it.
+///
+/// # Errors
+/// [`ErrorKind::Usage`]: it is not.
+pub fn check_key(text: &str) -> Result<(), Error> {
+    key_of(text).map(drop)
+}
+
+fn key_of(text: &str) -> Result<Fingerprint, Error> {
+    let wrong = |error: FingerprintError| {
+        Error::new(ErrorKind::Usage, format!("{text:?} is no key: {error}"))
+            .with_hint("'rdcp keygen' prints the key of its user")
+    };
+    text.parse().map_err(wrong)
 }
 
 fn unusable_keys(error: AuthorizedKeysError) -> Error {

@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{World, wait_for};
+use common::{Proxy, Scope, World, tree, wait_for};
 use rustix::process::Signal;
 
 /// Names that start like those of files in the making.
@@ -94,6 +94,49 @@ fn two_receivers_in_one_directory_leave_each_other_alone() {
     let target = world.path("local/dst");
     assert_eq!(hidden(&target), Vec::<String>::new());
     assert_eq!(fs::read_dir(&target).unwrap().count(), 6000);
+}
+
+#[test]
+fn a_second_writer_is_told_who_the_first_one_is() {
+    let world = World::new();
+    tree::random_file(&world.path("export/file"), 16 << 20, 1);
+    tree::random_file(&world.path("local/file"), 16 << 20, 2);
+    let daemon = world.serve();
+    let proxy = Proxy::new(daemon.address()).hold_after(4 << 20, Scope::Data);
+
+    // Two processes on this host.
+    let first = world
+        .rdcp("pull")
+        .args([proxy.url("data/file"), "got".into()])
+        .start();
+    proxy.wait_held();
+    let second = world
+        .rdcp("pull")
+        .args([daemon.url("data/file"), "got".into()])
+        .run();
+    second
+        .expect(14)
+        .says(&format!("(process {}, rdcp)", first.id()));
+    first.signal(Signal::KILL);
+    first.wait().expect(137);
+
+    // Two transfers of one daemon.
+    let proxy = Proxy::new(daemon.address()).hold_after(4 << 20, Scope::Data);
+    let push = |url| world.rdcp("push").args(["file".into(), url]);
+    let first = push(proxy.url("data/new")).start();
+    proxy.wait_held();
+    let log = daemon.log();
+    let began = log
+        .lines()
+        .filter(|line| line.contains("transfer began"))
+        .last();
+    let began: serde_json::Value = serde_json::from_str(began.unwrap()).unwrap();
+    assert_eq!(began["direction"], "push");
+    let id = began["transfer"].as_str().unwrap();
+    let second = push(daemon.url("data/new")).run().expect(14);
+    second.says(&format!("(transfer {id} from 127.0.0.1)"));
+    first.signal(Signal::KILL);
+    first.wait().expect(137);
 }
 
 #[test]

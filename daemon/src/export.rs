@@ -1,6 +1,6 @@
 //! An export as the daemon knows it: looked at once, when the settings are made.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rdcp::server::Export;
 
@@ -9,48 +9,93 @@ use rdcp::server::Export;
 pub(crate) struct CheckedExport {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
+    pub(crate) access: Access,
+}
+
+/// What clients may do in an export, and which.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Access {
     pub(crate) writable: bool,
+    /// In place of `writable`.
+    pub(crate) rights: Option<Vec<String>>,
+    /// Fingerprints; none: all that are let in.
+    pub(crate) clients: Option<Vec<String>>,
+    pub(crate) networks: Vec<String>,
+}
+
+impl Access {
+    /// The rights as words with commas between them.
+    pub(crate) fn words(&self) -> String {
+        match &self.rights {
+            Some(rights) => rights.join(","),
+            None if self.writable => "all".to_owned(),
+            None => "list,read".to_owned(),
+        }
+    }
 }
 
 impl CheckedExport {
-    /// Checks name and directory. The error says what to write.
-    pub(crate) fn new(name: String, path: PathBuf, writable: bool) -> Result<Self, String> {
-        let checked = Self {
-            name,
-            path,
-            writable,
-        };
-        checked
-            .offer()
-            .check()
-            .map_err(|error| match error.hint() {
-                Some(hint) => format!("{error}: {hint}"),
-                None => format!("{error}: correct the path, or make the directory"),
-            })?;
+    /// Checks name, directory and rules. The error says what to write.
+    pub(crate) fn new(name: String, path: PathBuf, access: Access) -> Result<Self, String> {
+        let checked = Self { name, path, access };
+        checked.offer().check().map_err(|error| in_a_line(&error))?;
         Ok(checked)
     }
 
     /// What the library's server takes.
     pub(crate) fn offer(&self) -> Export {
-        Export::new(&self.name, &self.path).writable(self.writable)
+        let access = &self.access;
+        let mut export = Export::new(&self.name, &self.path)
+            .writable(access.writable)
+            .networks(&access.networks);
+        if let Some(rights) = &access.rights {
+            export = export.rights(rights.join(","));
+        }
+        if let Some(clients) = &access.clients {
+            export = export.clients(clients);
+        }
+        export
+    }
+
+    /// Why it can't be served by a daemon that has this file or directory.
+    pub(crate) fn refuse_holding(&self, own: &Path) -> Result<(), String> {
+        match self.offer().holds(own) {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(format!(
+                "`{}` holds {}, which is the daemon's own: export a directory below, or keep it elsewhere",
+                self.path.display(),
+                own.display()
+            )),
+            Err(error) => Err(in_a_line(&error)),
+        }
+    }
+}
+
+fn in_a_line(error: &rdcp::Error) -> String {
+    match (error.hint(), error.kind()) {
+        (Some(hint), _) => format!("{error}: {hint}"),
+        // It says itself what to write.
+        (None, rdcp::ErrorKind::Usage) => error.to_string(),
+        (None, _) => format!("{error}: correct the path, or make the directory"),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     fn error(name: &str, path: &Path) -> String {
-        CheckedExport::new(name.to_owned(), path.to_owned(), false).expect_err("it is wrong")
+        CheckedExport::new(name.to_owned(), path.to_owned(), Access::default())
+            .expect_err("it is wrong")
     }
 
     #[test]
     fn names_and_directories_are_looked_at() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
-        assert!(CheckedExport::new("A.b_c-9".to_owned(), path.to_owned(), true).is_ok());
+        assert!(
+            CheckedExport::new("A.b_c-9".to_owned(), path.to_owned(), Access::default()).is_ok()
+        );
         for name in [
             "",
             ".",

@@ -89,7 +89,15 @@ fn announce(server: &Server, settings: &Settings, transports: &[TransportOffer])
     info!(fingerprint = server.fingerprint(), "host key");
     for export in &settings.exports {
         let export = &export.value;
-        info!(name = export.name, path = ?export.path, writable = export.writable, "export");
+        let access = &export.access;
+        info!(
+            name = export.name,
+            path = ?export.path,
+            rights = access.words(),
+            clients = access.clients.as_ref().map(Vec::len),
+            from = (!access.networks.is_empty()).then(|| access.networks.join(",")),
+            "export"
+        );
     }
     info!(reactor = server.reactor(), "data plane");
     for offer in transports {

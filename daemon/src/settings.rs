@@ -15,7 +15,7 @@ use crate::args::Args;
 use crate::config::Config;
 use crate::config::problem::{Problems, Source};
 use crate::config::rdma::ConfigRdma;
-use crate::export::CheckedExport;
+use crate::export::{Access, CheckedExport};
 use crate::state_dir;
 
 /// A value and who said it.
@@ -114,6 +114,7 @@ impl Settings {
     fn join(args: Args, config: Config) -> Result<Self, Problems> {
         let mut problems = Problems::default();
         let from_file = args.config.is_some();
+        let file = args.config.clone();
         let authorized_keys = args
             .authorized_keys
             .map(|path| {
@@ -164,7 +165,38 @@ impl Settings {
             rdma: config.rdma,
             exports: join_exports(args.exports, config.exports, from_file, &mut problems),
         };
+        settings.refuse_own_files(file.as_deref(), &mut problems);
+        settings.refuse_unknowable_clients(&mut problems);
         problems.into_result(settings)
+    }
+
+    /// What no client may reach: it says who is let in, and holds what clients trust.
+    fn refuse_own_files(&self, file: Option<&Path>, problems: &mut Problems) {
+        let keys = self.authorized_keys.as_ref().map(|keys| &*keys.value);
+        let own = [Some(&*self.state_dir.value), keys, file];
+        for export in &self.exports {
+            let held = own
+                .iter()
+                .flatten()
+                .find_map(|own| export.value.refuse_holding(own).err());
+            if let Some(what) = held {
+                problems.add(&export.source, what);
+            }
+        }
+    }
+
+    /// Who shows no key is none of the clients that an export is for.
+    fn refuse_unknowable_clients(&self, problems: &mut Problems) {
+        let asks = self
+            .auth
+            .as_ref()
+            .is_some_and(|auth| auth.value == AuthMode::Keys);
+        for export in self.exports.iter().filter(|_| !asks) {
+            if export.value.access.clients.is_some() {
+                let what = "`clients` names keys, and this daemon asks nobody for a key: set `authorized_keys`";
+                problems.add(&export.source, what.to_owned());
+            }
+        }
     }
 
     /// The settings as a configuration file, each line with its source.
@@ -220,21 +252,21 @@ impl Settings {
             let _ = writeln!(out, "{:<44} # {source}", format!("{key} = {value}"));
         };
         for export in &self.exports {
-            let CheckedExport {
-                name,
-                path,
-                writable,
-            } = &export.value;
-            line(
-                &format!("exports.\"{name}\".path"),
-                quoted_path(path),
-                &export.source,
-            );
-            line(
-                &format!("exports.\"{name}\".writable"),
-                writable.to_string(),
-                &export.source,
-            );
+            let CheckedExport { name, path, access } = &export.value;
+            let mut line = |key: &str, value| {
+                line(&format!("exports.\"{name}\".{key}"), value, &export.source)
+            };
+            line("path", quoted_path(path));
+            match &access.rights {
+                Some(rights) => line("rights", quoted_list(rights)),
+                None => line("writable", access.writable.to_string()),
+            }
+            if let Some(clients) = &access.clients {
+                line("clients", quoted_list(clients));
+            }
+            if !access.networks.is_empty() {
+                line("from", quoted_list(&access.networks));
+            }
         }
         out
     }
@@ -242,6 +274,11 @@ impl Settings {
 
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
+}
+
+fn quoted_list(texts: &[String]) -> String {
+    let quoted: Vec<_> = texts.iter().map(|text| quoted(text)).collect();
+    format!("[{}]", quoted.join(", "))
 }
 
 /// A path that is not UTF-8 can only have come from the command line, and is shown as near as a
@@ -413,7 +450,10 @@ fn join_exports(
         add_export(
             export.name,
             path,
-            export.writable,
+            Access {
+                writable: export.writable,
+                ..Access::default()
+            },
             source,
             &mut exports,
             problems,
@@ -425,7 +465,7 @@ fn join_exports(
             add_export(
                 value.name,
                 value.path,
-                value.writable,
+                value.access,
                 source,
                 &mut exports,
                 problems,
@@ -446,12 +486,12 @@ fn join_exports(
 fn add_export(
     name: String,
     path: PathBuf,
-    writable: bool,
+    access: Access,
     source: Source,
     exports: &mut Vec<Said<CheckedExport>>,
     problems: &mut Problems,
 ) {
-    match CheckedExport::new(name, path, writable) {
+    match CheckedExport::new(name, path, access) {
         Ok(value) => exports.push(Said { value, source }),
         Err(what) => problems.add(&source, what),
     }
@@ -473,7 +513,7 @@ mod tests {
         Settings::join(args, config).map_err(strings)
     }
 
-    const EXPORT: &str = "[exports.d]\npath = \"/\"\n";
+    const EXPORT: &str = "[exports.d]\npath = \"/usr\"\n";
 
     #[test]
     fn the_command_line_goes_before_the_file_and_the_file_before_defaults() {
@@ -497,9 +537,9 @@ mod tests {
             .map(|e| e.value.name.as_str())
             .collect();
         assert_eq!(names, ["d", "e"]);
-        assert!(settings.exports[0].value.writable);
+        assert!(settings.exports[0].value.access.writable);
         assert!(
-            join(&["--export", "d=/tmp", "--export", "d=/"], "").unwrap_err()[0]
+            join(&["--export", "d=/tmp", "--export", "d=/usr"], "").unwrap_err()[0]
                 .contains("exported twice")
         );
     }
@@ -568,13 +608,23 @@ mod tests {
 
     #[test]
     fn what_is_shown_can_be_read_again() {
+        let rules =
+            "[exports.r]\npath = \"/usr\"\nrights = [\"list\", \"create\"]\nfrom = [\"::1\"]\n";
         let config = format!(
-            "[rdma]\ndevices = [\"a:1\"]\ngid_index = 3\nconnect = \"cm\"\ncm_port = 4711\n{EXPORT}"
+            "[rdma]\ndevices = [\"a:1\"]\ngid_index = 3\nconnect = \"cm\"\ncm_port = 4711\n{EXPORT}{rules}"
         );
         let first = join(&["--export", "a.b=/tmp:rw", "--auth", "none"], &config).unwrap();
         let shown = first.to_toml();
         let again = join(&[], &shown).unwrap();
-        assert_eq!(again.exports.len(), 2);
+        let exports = |settings: &Settings| {
+            settings
+                .exports
+                .iter()
+                .map(|e| e.value.clone())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(exports(&again), exports(&first));
+        assert_eq!(again.exports.len(), 3);
         assert_eq!(again.listen.value, first.listen.value);
         assert_eq!(again.rdma.options(), first.rdma.options());
         assert_eq!(again.rdma.options().gid_index, Some(3));

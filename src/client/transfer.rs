@@ -201,6 +201,8 @@ async fn run_pull(
             .map(|deleting| MirrorOptions { deleting, filters }),
         reuse: delta::allowed(options.reuse, options.hash, true),
         chunk: options.chunk,
+        // Said of each attempt by itself.
+        writer: Arc::default(),
     };
     // Looking at the destination can block.
     let target = bytes_of(&destination);

@@ -89,6 +89,7 @@ impl Work {
             } => {
                 let sink = SinkOptions {
                     overwrite,
+                    writer: format!("transfer {}", seat.transfer).into(),
                     ..sink.clone()
                 };
                 let run = Receiving {

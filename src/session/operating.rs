@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 
-use super::clients::{Client, Right};
+use super::clients::{Client, Right, Rights};
 use super::peer::{Inbound, Seat};
 use super::serving::{Serving, Subject};
 use crate::limits::{LISTING_BYTES_TARGET, LISTING_LINES_MAX};
@@ -72,9 +72,9 @@ async fn perform(
 ) -> Result<(), Fault> {
     match operation {
         Operation::List { path, .. } | Operation::Stat { path } if path.export.is_empty() => {
-            seat.say(Message::Listing(
-                serving.visible(client).map(exported).collect(),
-            ));
+            let visible = serving.visible(client);
+            let listed = visible.map(|export| exported(&export.name, export.rights_of(client)));
+            seat.say(Message::Listing(listed.collect()));
             Ok(())
         }
         Operation::List { path, recursive } => {
@@ -132,11 +132,11 @@ fn root(
     Ok(Arc::clone(&serving.export(client, path, right)?.root))
 }
 
-fn exported(export: &super::serving::Exported) -> Listed {
-    let writable = export.writable;
+fn exported(name: &str, rights: Rights) -> Listed {
+    let writable = rights.change();
     let kind = ListedKind::Export { writable };
     Listed {
-        path: export.name.as_bytes().to_vec(),
+        path: name.as_bytes().to_vec(),
         kind,
         len: 0,
         mode: if writable { 0o755 } else { 0o555 },

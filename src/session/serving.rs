@@ -24,7 +24,7 @@ use self::entering::{Leaving, admit};
 use self::superseding::{Owner, Runs};
 use super::activity::Traffic;
 use super::admission::{Handshakes, Origin, Place};
-use super::clients::{Admission, Client, Right};
+use super::clients::{Admission, Audience, Client, Right, Rights};
 use super::control::{self, Greeted, Greeting, HANDSHAKE_DEADLINE, TlsReader};
 use super::data::{self, ConnectionKind, DATA_HANDSHAKE_DEADLINE, SessionKey};
 use super::machinery::Machinery;
@@ -61,7 +61,21 @@ const TIDY_AFTER: Duration = Duration::from_secs(1);
 pub(crate) struct Exported {
     pub(crate) name: String,
     pub(crate) root: Arc<Root>,
-    pub(crate) writable: bool,
+    /// What anybody may do there at most.
+    pub(crate) rights: Rights,
+    pub(crate) audience: Audience,
+}
+
+impl Exported {
+    /// Whether it allows this to a client that may see it, and so does the client's key.
+    pub(crate) fn lets(&self, client: &Client, right: Right) -> bool {
+        self.rights.has(right) && client.may(right)
+    }
+
+    /// What a client that may see it may do there.
+    pub(crate) fn rights_of(&self, client: &Client) -> Rights {
+        self.rights.and(client.rights())
+    }
 }
 
 /// A running server's state.
@@ -251,9 +265,17 @@ impl Serving {
             );
             return Err(Fault::new(FaultCode::NotFound, text));
         };
-        let changes = !matches!(right, Right::List | Right::Read);
-        if changes && !export.writable {
-            let text = format!("export '{}' is read-only", export.name);
+        if !export.rights.has(right) {
+            let name = &export.name;
+            let text = match export.rights.change() {
+                false if !matches!(right, Right::List | Right::Read) => {
+                    format!("export '{name}' is read-only")
+                }
+                _ => format!(
+                    "export '{name}' gives nobody the right to {right}, only: {}",
+                    export.rights
+                ),
+            };
             return Err(Fault::new(FaultCode::Denied, text));
         }
         if !client.may(right) {
@@ -270,7 +292,7 @@ impl Serving {
     pub(crate) fn visible(&self, client: &Client) -> impl Iterator<Item = &Exported> {
         self.exports
             .iter()
-            .filter(|export| client.sees(&export.name))
+            .filter(|export| client.sees(&export.name) && export.audience.has(client))
     }
 }
 

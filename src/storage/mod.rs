@@ -31,6 +31,7 @@ mod part_name;
 mod scratch;
 mod tour;
 mod walk;
+mod writers;
 
 pub use error::StorageError;
 pub use file::{DirectIo, SinkFile, SourceFile};

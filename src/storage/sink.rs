@@ -105,6 +105,8 @@ pub struct SinkOptions {
     pub reuse: Reuse,
     /// Chunks are so large.
     pub chunk: ChunkSize,
+    /// How the transfer is called to one that wants to write the same file.
+    pub writer: Arc<str>,
 }
 
 /// What becomes of an entry that a page told.
@@ -157,6 +159,7 @@ pub struct Sink {
     mirror: Option<Mirror>,
     reuse: Reuse,
     chunk: ChunkSize,
+    writer: Arc<str>,
     /// Most files open at once in a group commit.
     group_files_max: usize,
     /// What open directories, groups and part files take their descriptors from.
@@ -257,6 +260,7 @@ impl Sink {
             mirror,
             reuse,
             chunk,
+            writer,
         } = options;
         let descriptors = budget.account();
         Self {
@@ -269,6 +273,7 @@ impl Sink {
             mirror: mirror.map(|options| Mirror::new(options, dry_run)),
             reuse,
             chunk,
+            writer,
             group_files_max: share,
             notes: Notes::default(),
             stopped: AtomicBool::new(false),

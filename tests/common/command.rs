@@ -111,6 +111,10 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).expect("the process can be signalled");
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("it is our child").is_none()
     }

@@ -27,7 +27,9 @@ impl Wanted {
             });
         }
         Some(match (table, key) {
-            ("", "listen") => Self::Texts,
+            ("", "listen") | ("exports.NAME.", "rights" | "clients" | "from") | ("groups.", _) => {
+                Self::Texts
+            }
             ("", "auth" | "authorized_keys" | "state_dir")
             | ("log.", _)
             | ("exports.NAME.", "path") => Self::Text,
@@ -45,7 +47,7 @@ impl Wanted {
                 max: u16::MAX.into(),
             },
             ("exports.NAME.", "writable") => Self::YesNo,
-            ("", "limits" | "log" | "exports") | ("exports.", _) => Self::Table,
+            ("", "limits" | "log" | "groups" | "exports") | ("exports.", _) => Self::Table,
             _ => return None,
         })
     }
@@ -79,6 +81,7 @@ pub(crate) const TOP: &[&str] = &[
     "authorized_keys",
     "drain_seconds",
     "exports",
+    "groups",
     "limits",
     "listen",
     "log",
@@ -107,7 +110,7 @@ pub(crate) const RDMA: &[&str] = &[
     "traffic_class",
 ];
 /// Keys of `[exports.NAME]`.
-pub(crate) const EXPORT: &[&str] = &["path", "writable"];
+pub(crate) const EXPORT: &[&str] = &["clients", "from", "path", "rights", "writable"];
 
 /// How alike two keys must be for one to be offered for the other (1 is equal).
 const LIKENESS_MIN: f64 = 0.7;
@@ -120,6 +123,12 @@ pub(crate) fn refuse_wrong(table: &DeTable<'_>, places: &Places<'_>, problems: &
             "limits" => check_inner(value, "limits.", LIMITS, places, problems),
             "rdma" => check_inner(value, "rdma.", RDMA, places, problems),
             "log" => check_inner(value, "log.", LOG, places, problems),
+            // The names are the operator's.
+            "groups" => {
+                for (name, _) in value.get_ref().as_table().into_iter().flatten() {
+                    check_inner(value, "groups.", &[name.get_ref()], places, problems);
+                }
+            }
             "exports" => {
                 for (name, export) in value.get_ref().as_table().into_iter().flatten() {
                     let prefix = format!("exports.{}.", name.get_ref());

@@ -17,6 +17,7 @@ use toml::de::DeTable;
 use self::problem::{Places, Problems, Source};
 use self::rdma::{ConfigRdma, RawRdma};
 use crate::args::parse_listen;
+use crate::export::Access;
 use crate::settings::{AuthMode, LogFormat, Said};
 
 /// Largest configuration file that is read: thousands of exports fit, a device file does not.
@@ -42,7 +43,7 @@ pub(crate) struct Config {
 pub(crate) struct ConfigExport {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
-    pub(crate) writable: bool,
+    pub(crate) access: Access,
 }
 
 /// The file as serde sees it: right types, nothing checked.
@@ -59,6 +60,8 @@ struct RawConfig {
     log: RawLog,
     #[serde(default)]
     rdma: RawRdma,
+    #[serde(default)]
+    groups: BTreeMap<Spanned<String>, Vec<String>>,
     #[serde(default)]
     exports: BTreeMap<Spanned<String>, RawExport>,
 }
@@ -77,8 +80,11 @@ struct RawLog {
 #[derive(Deserialize)]
 struct RawExport {
     path: Spanned<PathBuf>,
+    writable: Option<bool>,
+    rights: Option<Spanned<Vec<String>>>,
+    clients: Option<Spanned<Vec<Spanned<String>>>>,
     #[serde(default)]
-    writable: bool,
+    from: Vec<String>,
 }
 
 impl Config {
@@ -128,6 +134,7 @@ struct Checker<'c> {
 
 impl Checker<'_> {
     fn check(&mut self, raw: RawConfig) -> Config {
+        let groups = self.groups(raw.groups);
         Config {
             listen: raw.listen.map(|list| self.listen(list)),
             state_dir: raw.state_dir.map(|path| self.absolute("state_dir", path)),
@@ -162,7 +169,7 @@ impl Checker<'_> {
             exports: raw
                 .exports
                 .into_iter()
-                .map(|(name, export)| self.export(name, export))
+                .map(|(name, export)| self.export(name, export, &groups))
                 .collect(),
         }
     }
@@ -227,16 +234,88 @@ impl Checker<'_> {
         None
     }
 
-    fn export(&mut self, name: Spanned<String>, raw: RawExport) -> Said<ConfigExport> {
+    fn groups(&mut self, raw: BTreeMap<Spanned<String>, Vec<String>>) -> Groups {
+        let mut groups = Groups::new();
+        for (name, keys) in raw {
+            let source = self.places.at(name.span().start);
+            let name = name.into_inner();
+            if let Some(wrong) = keys.iter().find_map(|key| wrong_key(key)) {
+                let what = format!("group `{}`: {wrong}", name.escape_debug());
+                self.problems.add(&source, what);
+            }
+            groups.insert(name, keys);
+        }
+        groups
+    }
+
+    fn export(
+        &mut self,
+        name: Spanned<String>,
+        raw: RawExport,
+        groups: &Groups,
+    ) -> Said<ConfigExport> {
         let source = self.places.at(name.span().start);
         let path = self.absolute("path", raw.path).value;
-        let value = ConfigExport {
-            name: name.into_inner(),
-            path,
-            writable: raw.writable,
+        let rights = raw.rights.map(|rights| self.said(rights));
+        if let (Some(rights), Some(_)) = (&rights, raw.writable) {
+            let what = "`rights` and `writable` say the same twice: write one of them";
+            self.problems.add(&rights.source, what.to_owned());
+        }
+        let access = Access {
+            writable: raw.writable.unwrap_or(false),
+            rights: rights.map(|rights| rights.value),
+            clients: raw
+                .clients
+                .map(|list| self.clients(list.into_inner(), groups)),
+            networks: raw.from,
         };
-        Said { value, source }
+        let name = name.into_inner();
+        Said {
+            value: ConfigExport { name, path, access },
+            source,
+        }
     }
+
+    /// Keys, with the groups among them replaced by theirs.
+    fn clients(&mut self, list: Vec<Spanned<String>>, groups: &Groups) -> Vec<String> {
+        let mut keys = Vec::new();
+        for client in list {
+            let source = self.places.at(client.span().start);
+            let client = client.into_inner();
+            match client
+                .strip_prefix(GROUP_MARK)
+                .map(|name| (name, groups.get(name)))
+            {
+                Some((_, Some(group))) => keys.extend_from_slice(group),
+                Some((name, None)) => {
+                    let name = name.escape_debug();
+                    let what = format!(
+                        "no group is called `{name}`: write it as a list of keys under [groups]"
+                    );
+                    self.problems.add(&source, what);
+                }
+                None => match wrong_key(&client) {
+                    Some(what) => self.problems.add(&source, what),
+                    None => keys.push(client),
+                },
+            }
+        }
+        keys
+    }
+}
+
+/// What begins a name of `[groups]` where a key may stand too.
+const GROUP_MARK: char = '@';
+
+/// The keys of each group.
+type Groups = BTreeMap<String, Vec<String>>;
+
+/// What to write in place of what is no key.
+fn wrong_key(text: &str) -> Option<String> {
+    let error = rdcp::server::check_key(text).err()?;
+    Some(format!(
+        "{error}: write SHA256:..., as 'rdcp keygen' prints it, or {GROUP_MARK}GROUP"
+    ))
 }
 
 fn add_toml_error(error: &toml::de::Error, places: &Places<'_>, problems: &mut Problems) {
@@ -312,7 +391,7 @@ mod tests {
         assert_eq!(config.exports[1].value.name, "b.c");
         assert_eq!(config.exports[1].source, file(14));
         assert!(!config.rdma.options().enabled);
-        assert!(config.exports[1].value.writable);
+        assert!(config.exports[1].value.access.writable);
     }
 
     #[test]

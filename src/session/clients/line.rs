@@ -137,7 +137,12 @@ fn set(grant: &mut Grant, name: &str, value: &str) -> Result<(), String> {
             grant.exports = Some(names);
         }
         "rights" => grant.rights = value.parse()?,
-        "from" => grant.from = value.split(',').map(network).collect::<Result<_, _>>()?,
+        "from" => {
+            grant.from = value
+                .split(',')
+                .map(IpNetwork::or_address)
+                .collect::<Result<_, _>>()?
+        }
         "expires" => grant.expires = Some(time(value)?),
         other => {
             let other = other.escape_debug();
@@ -147,15 +152,6 @@ fn set(grant: &mut Grant, name: &str, value: &str) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// A network, or one address.
-fn network(text: &str) -> Result<IpNetwork, String> {
-    if let Ok(address) = text.parse::<IpAddr>() {
-        let bits = if address.is_ipv4() { 32 } else { 128 };
-        return IpNetwork::new(address, bits).ok_or_else(|| format!("`{text}` is no address"));
-    }
-    text.parse()
 }
 
 /// A day, at whose beginning in UTC it is over, or a moment.

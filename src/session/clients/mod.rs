@@ -4,6 +4,7 @@
 //! Out: a [`Client`], which answers for each export what is allowed there. Nothing here knows paths
 //! below an export, messages or TLS.
 
+mod audience;
 mod authorized;
 mod line;
 mod rights;
@@ -11,9 +12,10 @@ mod rights;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+pub(crate) use audience::Audience;
 pub(crate) use authorized::{AuthorizedKeys, AuthorizedKeysError};
 pub(crate) use line::Grant;
-pub(crate) use rights::Right;
+pub(crate) use rights::{Right, Rights};
 
 use crate::session::own_key::Fingerprint;
 
@@ -31,6 +33,8 @@ pub(crate) enum Admission {
 pub(crate) struct Client {
     /// The key that it proved, where keys are asked for.
     pub(crate) key: Option<Fingerprint>,
+    /// Where it comes from.
+    from: IpAddr,
     grant: Option<Arc<Grant>>,
 }
 
@@ -44,6 +48,7 @@ impl Admission {
         let Self::Keys(keys) = self else {
             return Ok(Client {
                 key: None,
+                from,
                 grant: None,
             });
         };
@@ -56,6 +61,7 @@ impl Admission {
         match keys.find(&key, from, jiff::Timestamp::now()) {
             Some(grant) => Ok(Client {
                 key: Some(key),
+                from,
                 grant: Some(grant),
             }),
             // That it is listed for other addresses or other times is nobody's business.
@@ -68,6 +74,11 @@ impl Admission {
 }
 
 impl Client {
+    /// Where it comes from.
+    pub(crate) fn from(&self) -> IpAddr {
+        self.from.to_canonical()
+    }
+
     /// Whether it may know that an export is there.
     pub(crate) fn sees(&self, export: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.names(export))
@@ -80,8 +91,13 @@ impl Client {
 
     /// Whether the key's line allows this. The export may forbid it all the same.
     pub(crate) fn may(&self, right: Right) -> bool {
+        self.rights().has(right)
+    }
+
+    /// What the key's line allows.
+    pub(crate) fn rights(&self) -> Rights {
         self.grant
             .as_ref()
-            .is_none_or(|grant| grant.rights.has(right))
+            .map_or(Rights::ALL, |grant| grant.rights)
     }
 }

@@ -53,6 +53,25 @@ impl Rights {
     /// All of them.
     pub(crate) const ALL: Self = Self((1 << Right::ALL.len()) - 1);
 
+    /// Those that change nothing.
+    pub(crate) const READING: Self = Self(bit(Right::List) | bit(Right::Read));
+
+    /// Those that are in both.
+    pub(crate) fn and(self, other: Self) -> Self {
+        // Reading stands for listing, so who may list by either may list by both.
+        let list = if self.has(Right::List) && other.has(Right::List) {
+            bit(Right::List)
+        } else {
+            0
+        };
+        Self(self.0 & other.0 | list)
+    }
+
+    /// Whether something can be changed with one of them.
+    pub(crate) fn change(self) -> bool {
+        self.0 & !Self::READING.0 != 0
+    }
+
     /// Whether one is in it. Reading shows names, so it stands for listing too.
     pub(crate) fn has(self, right: Right) -> bool {
         let wanted = match right {
@@ -63,8 +82,22 @@ impl Rights {
     }
 }
 
-fn bit(right: Right) -> u8 {
+const fn bit(right: Right) -> u8 {
     1 << (right as u8)
+}
+
+impl fmt::Display for Rights {
+    /// As it is written.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut between = "";
+        for right in Right::ALL {
+            if self.0 & bit(right) != 0 {
+                write!(f, "{between}{right}")?;
+                between = ",";
+            }
+        }
+        Ok(())
+    }
 }
 
 impl FromStr for Rights {
@@ -107,6 +140,19 @@ mod tests {
         assert!(read.has(Right::List) && read.has(Right::Read) && !read.has(Right::Create));
         let list: Rights = "list".parse().unwrap();
         assert!(list.has(Right::List) && !list.has(Right::Read));
+    }
+
+    #[test]
+    fn what_two_allow_is_what_both_allow() {
+        let read: Rights = "read,create".parse().unwrap();
+        let list: Rights = "list,create,delete".parse().unwrap();
+        let both = read.and(list);
+        assert_eq!(both.to_string(), "list,create");
+        assert_eq!(both, list.and(read));
+        assert!(both.change() && !Rights::READING.change());
+        assert_eq!(Rights::ALL.and(read), read.and(Rights::ALL));
+        assert!(Rights::ALL.and(read).has(Right::Read));
+        assert_eq!(both.to_string().parse::<Rights>().unwrap(), both);
     }
 
     #[test]

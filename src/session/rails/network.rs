@@ -22,6 +22,17 @@ impl IpNetwork {
         })
     }
 
+    /// Reads a network, or one address as the network that has it alone.
+    pub(crate) fn or_address(text: &str) -> Result<Self, String> {
+        match text.parse::<IpAddr>() {
+            Ok(address) => {
+                let bits = if address.is_ipv4() { 32 } else { 128 };
+                Self::new(address, bits).ok_or_else(|| format!("`{text}` is no address"))
+            }
+            Err(_) => text.parse(),
+        }
+    }
+
     /// Whether an address is in it.
     pub fn contains(&self, address: IpAddr) -> bool {
         address.is_ipv4() == self.address.is_ipv4()

@@ -209,9 +209,11 @@ async fn receive(
     };
     let export = serving.export(client, &destination, Right::Create)?;
     let replaces = !matches!(overwrite, Overwrite::Never | Overwrite::Error);
-    if replaces && !client.may(Right::Overwrite) {
-        let text = "this client's key may make files here and replace none: push with --overwrite \
-                    never, or error";
+    let overwrites = export.lets(client, Right::Overwrite);
+    let reads = export.lets(client, Right::Read);
+    if replaces && !overwrites {
+        let text = "this client may make files here and replace none: push with --overwrite never, \
+                    or error";
         return Err(Fault::new(FaultCode::Denied, text));
     }
     let mirror = match delete {
@@ -227,7 +229,7 @@ async fn receive(
         None => None,
     };
     let mirrors = mirror.is_some();
-    if let Some(fault) = delta::refusal(reuse, overwrite, open.hash, client.may(Right::Read)) {
+    if let Some(fault) = delta::refusal(reuse, overwrite, open.hash, reads) {
         return Err(fault);
     }
     let roots = placement
@@ -241,12 +243,13 @@ async fn receive(
         overwrite,
         preserve: open.preserve,
         sync,
-        only_adds: !client.may(Right::Overwrite),
+        only_adds: !overwrites,
         dry_run: open.dry_run,
         mirror,
         // Which chunks are asked for tells what is there.
-        reuse: delta::allowed(reuse, open.hash, client.may(Right::Read)),
+        reuse: delta::allowed(reuse, open.hash, reads),
         chunk: open.chunk,
+        writer: format!("transfer {} from {}", seat.transfer, client.from()).into(),
     };
     let root = Arc::clone(&export.root);
     let sink = Sink::new(root, destination.path, options);

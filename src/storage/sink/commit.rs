@@ -139,7 +139,7 @@ impl Sink {
                 if made.changed {
                     self.notes.of(entry).add(RemarkKind::BegunAnew);
                 }
-                let mut part = made.part.counted(|| self.descriptors.hold());
+                let mut part = made.part.counted(|| self.descriptors.hold(), &self.writer);
                 part.by_content = job.compared.is_some_and(|there| there.len == file_len);
                 let part = Arc::new(part);
                 self.give_back(entry, State::Open(part.clone()));

@@ -16,6 +16,7 @@ use crate::storage::calls::ftruncate;
 use crate::storage::error::StorageError;
 use crate::storage::leftover::{Lock, lock};
 use crate::storage::status::Status;
+use crate::storage::writers::writer_of;
 use crate::wire::FaultCode;
 
 /// Refuses what must not be written where it stands.
@@ -52,7 +53,11 @@ pub(super) fn open(
     check(&status, &shown)?;
     // Two runs at once would each take the other's bytes for those of the older copy.
     if lock(&file).map_err(failed)? == Lock::Busy {
-        let text = "another process has it locked; wait for it or stop it";
+        let who = writer_of((status.device, status.inode));
+        let text = format!(
+            "{} has it locked; wait for it or stop it",
+            who.as_deref().unwrap_or("another process")
+        );
         return Err(StorageError::refused(
             "write in place",
             shown,

@@ -234,7 +234,7 @@ impl Sink {
         let directory = self.handle(&job.parent, job.name.as_bytes())?;
         let shown = directory.shown(&job.name);
         let part = PartFile::create(directory.clone(), &job.name, status.len, None, None, None)?;
-        let part = part.part.counted(|| self.descriptors.hold());
+        let part = part.part.counted(|| self.descriptors.hold(), &self.writer);
         copy_data(file, &part, status.len)
             .map_err(|error| StorageError::new("copy", &*shown, error))?;
         self.notes.of(entry).add(RemarkKind::LinkCopied);

@@ -31,6 +31,7 @@ use crate::storage::file::{DirectIo, SinkFile};
 use crate::storage::leftover::{Leftover, Lock, lock, remove_if_stale};
 use crate::storage::part_name::{journal_name, part_name, stem_of};
 use crate::storage::status::Status;
+use crate::storage::writers::{Writing, writer_of};
 use crate::units::{ByteRange, ChunkSize};
 use crate::wire::FaultCode;
 
@@ -60,6 +61,8 @@ pub(crate) struct PartFile {
     natural_mode: u32,
     /// For as long as its descriptors are open.
     _counted: Vec<Hold>,
+    /// Whoever comes second is told who writes it.
+    _writing: Option<Writing>,
     /// Whether the hidden name still has to be removed.
     named: AtomicBool,
     /// What an earlier run says that it has written of it.
@@ -147,6 +150,7 @@ impl PartFile {
                 natural_mode: made.mode,
                 writing: Mutex::new(()),
                 _counted: Vec::new(),
+                _writing: None,
                 named: AtomicBool::new(true),
                 claims: Claims::default(),
                 older: None,
@@ -173,7 +177,7 @@ impl PartFile {
             new.direct = new.open_direct();
             return Ok(Made { part: new, changed });
         }
-        Err(busy(&shown))
+        Err(busy(&directory, &part, &shown))
     }
 
     fn taken_over(directory: Arc<Handle>, name: Name, len: u64, found: Found) -> Self {
@@ -187,6 +191,7 @@ impl PartFile {
             natural_mode: found.natural_mode,
             writing: Mutex::new(()),
             _counted: Vec::new(),
+            _writing: None,
             named: AtomicBool::new(true),
             claims: found.claims,
             older: None,
@@ -228,6 +233,7 @@ impl PartFile {
             inode: (status.device, status.inode),
             natural_mode: status.mode,
             _counted: Vec::new(),
+            _writing: None,
             named: AtomicBool::new(false),
             claims: Claims::default(),
             older: Some(Older::Within { chunks }),
@@ -329,8 +335,9 @@ impl PartFile {
         }
     }
 
-    /// The same, its descriptors counted.
-    pub(crate) fn counted(mut self, hold: impl Fn() -> Hold) -> Self {
+    /// The same, its descriptors counted, and written for somebody who is called so.
+    pub(crate) fn counted(mut self, hold: impl Fn() -> Hold, writer: &Arc<str>) -> Self {
+        self._writing = Some(Writing::new(self.inode, Arc::clone(writer)));
         self._counted.push(hold());
         if matches!(self.older, Some(Older::Beside { .. })) {
             self._counted.push(hold());
@@ -487,12 +494,20 @@ fn remove_leftover(
     }
 }
 
-fn busy(shown: &[u8]) -> StorageError {
-    let text = format!(
-        "another transfer is writing '{}'; wait for it or stop it",
-        ShownPath(shown)
-    );
+fn busy(directory: &Handle, part: &Name, shown: &[u8]) -> StorageError {
+    let seen = Status::at(directory, part).ok();
+    let text = busy_text(shown, seen.map(|seen| (seen.device, seen.inode)));
     StorageError::refused("write", shown, FaultCode::Busy, text)
+}
+
+/// That another transfer writes what is shown so, into this inode.
+fn busy_text(shown: &[u8], inode: Option<(u64, u64)>) -> String {
+    let who = inode.and_then(writer_of);
+    format!(
+        "another transfer is writing '{}'{}; wait for it or stop it",
+        ShownPath(shown),
+        who.map_or_else(String::new, |who| format!(" ({who})"))
+    )
 }
 
 fn foreign(directory: &Handle, part: &Name, shown: &[u8]) -> StorageError {

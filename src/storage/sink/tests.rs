@@ -83,6 +83,7 @@ impl Field {
             dry_run: false,
             mirror: None,
             reuse: self.reuse,
+            writer: "transfer 1".into(),
             chunk: ChunkSize::MIN,
         };
         let (descriptors, budget) = (self.descriptors, self.budget.clone());
@@ -668,11 +669,8 @@ fn a_second_writer_is_told_that_it_is_the_second() {
     let _part = first.prepare(EntryId(1), 4).unwrap();
     let fault = second.prepare(EntryId(1), 4).map(|_| ()).unwrap_err();
     assert_eq!(fault.code, FaultCode::Busy);
-    assert!(
-        fault.text.contains("another transfer is writing"),
-        "{}",
-        fault.text
-    );
+    let who = "another transfer is writing 'dst/f' (transfer 1);";
+    assert!(fault.text.contains(who), "{}", fault.text);
     // A lock by somebody else's process looks the same.
     drop((first, _part));
     let path = part_path(&field, b"f");
@@ -1019,6 +1017,7 @@ fn the_kernels_own_file_systems_are_not_written_into() {
         mirror: None,
         reuse: Reuse::default(),
         chunk: ChunkSize::DEFAULT,
+        writer: "transfer 1".into(),
     };
     // Descriptors of "/" itself are not touched: its times are those that it has.
     let seen = Status::of(fs::File::open("/").unwrap()).unwrap();
