@@ -17,6 +17,7 @@ use crate::session::counters::counters;
 use crate::session::machinery::machinery;
 use crate::session::own_key::{FingerprintError, OwnKey};
 use crate::session::serving::{self, Exported, Serving};
+use crate::session::sweeping;
 use crate::session::tls::{self, ClientKeys};
 use crate::storage::{Identity, Root};
 use crate::wire::message::TransportOffer;
@@ -256,6 +257,7 @@ impl ServerBuilder {
         if serving.asks_for_keys() {
             tasks.push(tokio::spawn(serving::watch_keys(Arc::clone(&serving))));
         }
+        tasks.push(tokio::spawn(sweeping::sweep_daily(Arc::clone(&serving))));
         Ok(Server {
             local_addrs,
             fingerprint: key.fingerprint().to_string(),

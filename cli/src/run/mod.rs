@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod clean;
 mod copy;
 mod doctor;
 mod keygen;
@@ -110,6 +111,12 @@ async fn look(job: Job, output: &mut Output) -> End {
             parents,
             connection,
         } => look::make_directories(&paths, parents, &connection, output).await,
+        Job::Clean {
+            paths,
+            which,
+            dry_run,
+            connection,
+        } => clean::clean(&paths, which, dry_run, &connection, output).await,
         Job::Ping {
             host,
             port,
