@@ -22,7 +22,7 @@ use std::time::Duration;
 
 pub use bench::{Bench, BenchReport};
 pub use identity::Identity;
-pub use local::sum_local;
+pub use local::{clean_local, sum_local};
 pub use operations::{Ping, Status};
 pub use remote_file::{HeldRegion, RegisteredBuffer, RemoteFile};
 pub use transfer::{Canceller, Transfer};
@@ -32,7 +32,7 @@ use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::location::Location;
 use crate::options::{ClientOptions, HashKind, TransferOptions};
-use crate::wire::message::{Carried, Listed, RemotePath};
+use crate::wire::message::{Carried, Cleaning, Listed, RemotePath};
 
 /// One thing to pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -176,6 +176,22 @@ impl Client {
     /// What the server says, or that it can't be reached any more.
     pub async fn make_directory(&self, path: &RemotePath, parents: bool) -> Result<(), Error> {
         operations::make_directory(&*self.session().await?, path, parents).await
+    }
+
+    /// Removes what copies that died left in a directory and below: part files and journals that nobody
+    /// works on. Each is told as a [`Listed`] that has its `left`, removed or not; with `dry_run` nothing
+    /// is removed. What can't be listed or removed is told with its fault.
+    ///
+    /// # Errors
+    /// What the server says, or that it can't be reached any more, or is of an older release.
+    pub async fn clean(
+        &self,
+        path: &RemotePath,
+        which: Cleaning,
+        dry_run: bool,
+        on: impl FnMut(Listed),
+    ) -> Result<(), Error> {
+        operations::clean(&*self.session().await?, path, which, dry_run, on).await
     }
 
     /// Measures the round trip and tells what the server says of its transports.

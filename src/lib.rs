@@ -93,7 +93,7 @@ pub mod workers;
 
 pub use client::{
     Bench, BenchReport, Canceller, Client, HeldRegion, Ping, PullSource, RegisteredBuffer,
-    RemoteFile, Status, Transfer, TransportReport, sum_local,
+    RemoteFile, Status, Transfer, TransportReport, clean_local, sum_local,
 };
 pub use error::{Error, ErrorKind};
 pub use ids::TransferId;
@@ -110,5 +110,8 @@ pub use session::dump::describe_activity;
 pub use session::known_hosts::HostTrust;
 pub use sys::quiet::ignore_user_signal;
 pub use units::{ChunkSize, Timestamp};
-pub use wire::message::{Action, Listed, ListedKind, Outcome, Reason, RemotePath, TransportOffer};
+pub use wire::message::{
+    Action, Cleaning, Fate, LeftBehind, Listed, ListedKind, Outcome, Reason, RemotePath,
+    TransportOffer, Why,
+};
 pub use wire::{Fault, FaultCode};

@@ -20,6 +20,7 @@ use crate::session::machinery::machinery;
 use crate::session::own_key::{Fingerprint, FingerprintError, OwnKey};
 use crate::session::rails::network::IpNetwork;
 use crate::session::serving::{self, Exported, Serving};
+use crate::session::sweeping;
 use crate::session::tls::{self, ClientKeys};
 use crate::storage::{Identity, Root};
 use crate::wire::message::TransportOffer;
@@ -341,6 +342,7 @@ impl ServerBuilder {
         if serving.asks_for_keys() {
             tasks.push(tokio::spawn(serving::watch_keys(Arc::clone(&serving))));
         }
+        tasks.push(tokio::spawn(sweeping::sweep_daily(Arc::clone(&serving))));
         Ok(Server {
             local_addrs,
             fingerprint: key.fingerprint().to_string(),

@@ -168,6 +168,42 @@ fn a_change_across_chunks_costs_the_chunks_that_it_touches() {
     }
 }
 
+/// What `./run bench delta` measures, small: what is told is what comes over the data connections, and
+/// digests are no part of it.
+#[test]
+fn ten_changed_chunks_cost_ten_and_a_run_of_as_many_one_more() {
+    for way in BOTH_WAYS {
+        for (runs, chunks) in [(10, 10), (1, 11)] {
+            let copying = Copying::new(way, &[]);
+            for run in 0..runs {
+                let at = match runs {
+                    1 => 20 * MIB + 123_457,
+                    _ => (6 * run + 1) * MIB,
+                };
+                copying.change(at, 10 / runs * MIB);
+            }
+            let daemon = copying.world.serve();
+            let proxy = Proxy::new(daemon.address());
+            let lines = copying.start(|rest| proxy.url(rest)).wait().ok().json();
+            copying.assert_right();
+            let end = lines.last().unwrap();
+            assert_eq!(end["bytes_moved"], chunks * MIB, "{way:?} {end}");
+            assert_eq!(
+                end["bytes_reused"],
+                FILE_BYTES - chunks * MIB,
+                "{way:?} {end}"
+            );
+            // Headers of READs and of what answers them.
+            let travelled = proxy.data_bytes();
+            let most = chunks * (MIB + 4096) + (64 << 10);
+            assert!(
+                (chunks * MIB..most).contains(&travelled),
+                "{way:?} {travelled}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_file_that_grew_or_shrank_keeps_what_both_lengths_have() {
     for way in BOTH_WAYS {

@@ -10,57 +10,8 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
 use common::tree::{self, set_mode, set_mtime};
-use common::{Daemon, Finished, World, name};
-
-const WAYS: [Way; 2] = [Way::Push, Way::Pull];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Push,
-    Pull,
-}
-
-impl Way {
-    fn from(self) -> &'static str {
-        match self {
-            Self::Push => "local",
-            Self::Pull => "export",
-        }
-    }
-
-    fn to(self) -> &'static str {
-        match self {
-            Self::Push => "export",
-            Self::Pull => "local",
-        }
-    }
-}
-
-fn copy(
-    world: &World,
-    daemon: &Daemon,
-    way: Way,
-    options: &[&str],
-    from: &str,
-    to: &str,
-) -> Finished {
-    let (local, remote) = match way {
-        Way::Push => (from, to),
-        Way::Pull => (to, from),
-    };
-    let local: OsString = world.path("local").join(local).into();
-    let remote = daemon.url(format!("data/{remote}"));
-    let (command, source, destination) = match way {
-        Way::Push => ("push", local, remote),
-        Way::Pull => ("pull", remote, local),
-    };
-    world
-        .rdcp(command)
-        .args(options)
-        .arg(source)
-        .arg(destination)
-        .run()
-}
+use common::way::copy;
+use common::{Daemon, Finished, WAYS, Way, World, name};
 
 /// All that a change of any kind would change, but for the time of the last look.
 fn snapshot(root: &Path) -> BTreeMap<OsString, Vec<i64>> {

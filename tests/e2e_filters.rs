@@ -7,58 +7,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
-use common::{Daemon, Finished, World, name, tree};
-
-const WAYS: [Way; 2] = [Way::Push, Way::Pull];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Push,
-    Pull,
-}
-
-impl Way {
-    fn from(self) -> &'static str {
-        match self {
-            Self::Push => "local",
-            Self::Pull => "export",
-        }
-    }
-
-    fn to(self) -> &'static str {
-        match self {
-            Self::Push => "export",
-            Self::Pull => "local",
-        }
-    }
-}
-
-/// Copies `from` to `to` with these options.
-fn copy(
-    world: &World,
-    daemon: &Daemon,
-    way: Way,
-    options: &[OsString],
-    from: &str,
-    to: &str,
-) -> Finished {
-    let (local, remote) = match way {
-        Way::Push => (from, to),
-        Way::Pull => (to, from),
-    };
-    let local: OsString = world.path("local").join(local).into();
-    let remote = daemon.url(format!("data/{remote}"));
-    let (command, source, destination) = match way {
-        Way::Push => ("push", local, remote),
-        Way::Pull => ("pull", remote, local),
-    };
-    world
-        .rdcp(command)
-        .args(options)
-        .arg(source)
-        .arg(destination)
-        .run()
-}
+use common::way::copy;
+use common::{WAYS, Way, World, name, tree};
 
 fn words(line: &[&str]) -> Vec<OsString> {
     line.iter().map(OsString::from).collect()

@@ -570,6 +570,7 @@ fn lines_about_what_was_not_asked_for_are_not_shown() {
                 mtime: Timestamp::default(),
                 digest: Some([1; 32]),
                 fault: None,
+                left: None,
             };
             peer.say(id, Message::Listing(vec![line]));
             peer.say(id, Message::Done);

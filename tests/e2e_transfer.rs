@@ -9,56 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::tree::{self, Carried, SIZES, assert_same};
-use common::{Daemon, Proxy, Reactor, World};
-
-const WAYS: [Way; 2] = [Way::Push, Way::Pull];
-
-/// The two directions, so that one table serves both: `from` and `to` are the directories of the
-/// world that play the part of source and destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Push,
-    Pull,
-}
-
-impl Way {
-    fn command(self) -> &'static str {
-        match self {
-            Self::Push => "push",
-            Self::Pull => "pull",
-        }
-    }
-
-    fn from(self) -> &'static str {
-        match self {
-            Self::Push => "local",
-            Self::Pull => "export",
-        }
-    }
-
-    fn to(self) -> &'static str {
-        match self {
-            Self::Push => "export",
-            Self::Pull => "local",
-        }
-    }
-
-    /// How the source `below` is written.
-    fn source(self, world: &World, daemon: &Daemon, below: &str) -> OsString {
-        match self {
-            Self::Push => world.path("local").join(below).into(),
-            Self::Pull => daemon.url(format!("data/{below}")),
-        }
-    }
-
-    /// How the destination `below` is written.
-    fn destination(self, world: &World, daemon: &Daemon, below: &str) -> OsString {
-        match self {
-            Self::Push => daemon.url(format!("data/{below}")),
-            Self::Pull => world.path("local").join(below).into(),
-        }
-    }
-}
+use common::{Daemon, Proxy, Reactor, WAYS, Way, World};
 
 /// Copies `from` as what it is to `to`, both below the sides of `way`.
 #[track_caller]

@@ -5,13 +5,13 @@ use rdcp::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    Carried, ChunkDigest, Deleting, Direction, FilterRule, GidKind, Grant, GrantPart, HashKind,
-    Hello, Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation,
-    Outcome, Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer,
-    RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken,
-    Reason, RegionKey, Remark, RemarkKind, RemotePath, Removal, Removed, RemovedKind, Reuse,
-    RootName, Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, TransportOffer,
-    Wanted, WayStatus, Welcome,
+    Carried, ChunkDigest, Cleaning, Deleting, Direction, Fate, FilterRule, GidKind, Grant,
+    GrantPart, HashKind, Hello, Invitation, LeftBehind, LinkLayer, Listed, ListedKind,
+    ManifestPage, Moved, Open, Operation, Outcome, Overwrite, PathMtu, Placement, PortGid,
+    Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial, RailEnd, RailLink, RailOffer,
+    RailPair, RailPort, RailReady, RailToken, Reason, RegionKey, Remark, RemarkKind, RemotePath,
+    Removal, Removed, RemovedKind, Reuse, RootName, Running, SessionStatus, StatusPage,
+    StatusQuery, TransferStatus, TransportOffer, Wanted, WayStatus, Welcome, Why,
 };
 use rdcp::wire::{Decoder, Envelope, Fault, FaultCode, Message, encode};
 
@@ -210,6 +210,36 @@ golden! {
         path: path("data", b"x"),
         parents: true,
     });
+    operate_clean: Message::Operate(Operation::Clean {
+        path: path("data", b"x"),
+        which: Cleaning::OlderThan { age_s: 86400 },
+        dry_run: true,
+    });
+    listing_left: Message::Listing(vec![
+        Listed {
+            left: Some(LeftBehind {
+                destination: b"f".to_vec(),
+                age_s: 3600,
+                allocated: 4096,
+                journal: true,
+                fate: Fate::Kept,
+                why: Why::Resumable,
+            }),
+            ..listed(b"p", ListedKind::File)
+        },
+        Listed {
+            fault: Some(Fault::new(FaultCode::Denied, "no")),
+            left: Some(LeftBehind {
+                destination: Vec::new(),
+                age_s: 0,
+                allocated: 0,
+                journal: false,
+                fate: Fate::Kept,
+                why: Why::Abandoned,
+            }),
+            ..listed(b"q", ListedKind::File)
+        },
+    ]);
     listing: Message::Listing(vec![
         listed(b"data", ListedKind::Export { writable: true }),
         Listed { digest: Some(DIGEST), ..listed(b"a/b", ListedKind::File) },
@@ -461,5 +491,6 @@ fn listed(path: &[u8], kind: ListedKind) -> Listed {
         mtime,
         digest: None,
         fault: None,
+        left: None,
     }
 }

@@ -10,13 +10,13 @@ use rdcp::limits::{FRAME_BYTES_MAX, TEXT_BYTES_MAX};
 use rdcp::manifest::{Entry, EntryKind, Item, Metadata, Name, Note, Place, Version};
 use rdcp::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use rdcp::wire::message::{
-    Carried, ChunkDigest, Deleting, Direction, FilterRule, GidKind, Grant, GrantPart, HashKind,
-    Hello, Invitation, LinkLayer, Listed, ListedKind, ManifestPage, Moved, Open, Operation,
-    Outcome, Overwrite, PathMtu, Placement, PortGid, Preserve, Probe, QueuePair, RailAnswer,
-    RailConnect, RailDial, RailEnd, RailLink, RailOffer, RailPair, RailPort, RailReady, RailToken,
-    Reason, RegionKey, Remark, RemarkKind, RemotePath, Removal, Removed, RemovedKind, Reuse,
-    RootName, Running, SessionStatus, StatusPage, StatusQuery, TransferStatus, TransportOffer,
-    Wanted, WayStatus, Welcome,
+    Carried, ChunkDigest, Cleaning, Deleting, Direction, Fate, FilterRule, GidKind, Grant,
+    GrantPart, HashKind, Hello, Invitation, LeftBehind, LinkLayer, Listed, ListedKind,
+    ManifestPage, Moved, Open, Operation, Outcome, Overwrite, PathMtu, Placement, PortGid,
+    Preserve, Probe, QueuePair, RailAnswer, RailConnect, RailDial, RailEnd, RailLink, RailOffer,
+    RailPair, RailPort, RailReady, RailToken, Reason, RegionKey, Remark, RemarkKind, RemotePath,
+    Removal, Removed, RemovedKind, Reuse, RootName, Running, SessionStatus, StatusPage,
+    StatusQuery, TransferStatus, TransportOffer, Wanted, WayStatus, Welcome, Why,
 };
 use rdcp::wire::{
     Decoder, Envelope, FRAME_HEADER_BYTES, Fault, FaultCode, Message, WireError, encode,
@@ -805,7 +805,37 @@ fn operation() -> impl Strategy<Value = Operation> {
         }),
         parts().prop_map(|(path, recursive)| Operation::Remove { path, recursive }),
         parts().prop_map(|(path, parents)| Operation::MakeDirectory { path, parents }),
+        (parts(), cleaning()).prop_map(|((path, dry_run), which)| Operation::Clean {
+            path,
+            which,
+            dry_run,
+        }),
     ]
+}
+
+fn cleaning() -> impl Strategy<Value = Cleaning> {
+    prop_oneof![
+        Just(Cleaning::Stale),
+        any::<u64>().prop_map(|age_s| Cleaning::OlderThan { age_s }),
+        Just(Cleaning::All),
+    ]
+}
+
+fn left_behind() -> impl Strategy<Value = LeftBehind> {
+    let fate = prop_oneof![Just(Fate::Removed), Just(Fate::Would), Just(Fate::Kept)];
+    let why = proptest::sample::select(Why::ALL);
+    let destination = vec(any::<u8>(), 0..=255);
+    let numbers = (any::<u64>(), any::<u64>(), any::<bool>());
+    (destination, numbers, fate, why).prop_map(
+        |(destination, (age_s, allocated, journal), fate, why)| LeftBehind {
+            destination,
+            age_s,
+            allocated,
+            journal,
+            fate,
+            why,
+        },
+    )
 }
 
 fn listed() -> impl Strategy<Value = Listed> {
@@ -817,7 +847,11 @@ fn listed() -> impl Strategy<Value = Listed> {
         Just(ListedKind::Special),
     ];
     let owner = (0_u32..=0o7777, any::<u32>(), any::<u32>());
-    let proof = (option::of(any::<[u8; 32]>()), option::of(fault()));
+    let proof = (
+        option::of(any::<[u8; 32]>()),
+        option::of(fault()),
+        option::of(left_behind()),
+    );
     (
         bytes_without(b"\0", 0..100),
         kind,
@@ -827,7 +861,7 @@ fn listed() -> impl Strategy<Value = Listed> {
         proof,
     )
         .prop_map(
-            |(path, kind, len, (mode, uid, gid), mtime, (digest, fault))| Listed {
+            |(path, kind, len, (mode, uid, gid), mtime, (digest, fault, left))| Listed {
                 path,
                 kind,
                 len,
@@ -837,6 +871,7 @@ fn listed() -> impl Strategy<Value = Listed> {
                 mtime,
                 digest,
                 fault,
+                left,
             },
         )
 }

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use rdcp::options::{Deleting, HashKind, Overwrite, RdmaOptions, TransferOptions, TransportChoice};
 use rdcp::remote::Remote;
-use rdcp::{Error, ErrorKind};
+use rdcp::{Cleaning, Error, ErrorKind};
 
 use crate::args::{
-    Command, ConnectionArgs, CpArgs, FilterArgs, TransferArgs, TransferOutput, VerifyArgs,
+    CleanArgs, Command, ConnectionArgs, CpArgs, FilterArgs, TransferArgs, TransferOutput,
+    VerifyArgs,
 };
 use crate::escape;
 use crate::output::JsonTo;
@@ -61,6 +62,13 @@ pub(crate) enum Job {
     MakeDirectory {
         paths: Vec<Remote>,
         parents: bool,
+        connection: ConnectionArgs,
+    },
+    /// Remove what copies left behind.
+    Clean {
+        paths: Vec<Place>,
+        which: Cleaning,
+        dry_run: bool,
         connection: ConnectionArgs,
     },
     /// Measure round trips.
@@ -201,7 +209,7 @@ impl Job {
                 connection: args.connection,
             },
             Command::Sum(args) => Self::Sum {
-                paths: sum_places(&args.paths)?,
+                paths: places(&args.paths)?,
                 hash: args.hash.into(),
                 recursive: args.recursive,
                 connection: args.connection,
@@ -218,6 +226,7 @@ impl Job {
                 parents: args.parents,
                 connection: args.connection,
             },
+            Command::Clean(args) => clean(args)?,
             Command::Ping(args) => {
                 let (host, port) = Remote::parse_server(&args.host)?;
                 let count = args.count;
@@ -281,6 +290,7 @@ pub(crate) fn json_of(command: &Command) -> Option<JsonTo> {
         Command::Doctor(args) => (args.json, false),
         Command::Rm(args) => (args.output.json, false),
         Command::Mkdir(args) => (args.output.json, false),
+        Command::Clean(args) => (args.output.json, false),
         Command::Keygen(_) | Command::Completions(_) | Command::Man(_) => (false, false),
     };
     json.then_some(if to_stdout {
@@ -517,7 +527,7 @@ fn verify(args: VerifyArgs) -> Result<Job, Error> {
     })))
 }
 
-fn sum_places(words: &[OsString]) -> Result<Vec<Place>, Error> {
+fn places(words: &[OsString]) -> Result<Vec<Place>, Error> {
     words
         .iter()
         .map(|word| match Remote::parse(word)? {
@@ -526,6 +536,26 @@ fn sum_places(words: &[OsString]) -> Result<Vec<Place>, Error> {
             None => Ok(Place::Local(word.into())),
         })
         .collect()
+}
+
+fn clean(args: CleanArgs) -> Result<Job, Error> {
+    let paths = match args.paths.is_empty() {
+        true => vec![Place::Local(".".into())],
+        false => places(&args.paths)?,
+    };
+    let which = match (args.all, args.older_than) {
+        (true, _) => Cleaning::All,
+        (false, Some(age)) => Cleaning::OlderThan {
+            age_s: age.as_secs().max(1),
+        },
+        (false, None) => Cleaning::Stale,
+    };
+    Ok(Job::Clean {
+        paths,
+        which,
+        dry_run: args.dry_run,
+        connection: args.connection,
+    })
 }
 
 /// All words as remote places.

@@ -46,6 +46,12 @@ fn own_sections() -> Roff {
         roff.text([bold(name)]);
         roff.text([roman(what)]);
     }
+    roff.control("SH", ["WHAT IT REMOVES BY ITSELF"]);
+    roff.text([roman(
+        "Hidden files that copies left in exports that may be written, when it starts and once a day: those \
+         that no copy works on, and those that one could go on with once it did not for seven days. 'rdcp \
+         clean -n' on such a directory says what is there.",
+    )]);
     roff.control("SH", ["FILES"]);
     for (name, what) in [
         (

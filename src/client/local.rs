@@ -13,9 +13,9 @@ use crate::location::Location;
 use crate::options::{HashKind, Preserve};
 use crate::storage::root::special;
 use crate::storage::source::SourceSpec;
-use crate::storage::{Identity, Root, StorageError, operations};
+use crate::storage::{Identity, Root, StorageError, cleaning, operations};
 use crate::wire::FaultCode;
-use crate::wire::message::{Listed, RootName};
+use crate::wire::message::{Cleaning, Listed, RootName};
 
 /// Symbolic links that are followed in a row, as the kernel does (path_resolution(7)).
 const LINKS_FOLLOWED_MAX: usize = 40;
@@ -158,4 +158,27 @@ pub fn sum_local(
         cancelled: &|| false,
     };
     operations::sum(&spec.root, &spec.path, recursive, hash, &mut output).map_err(here)
+}
+
+/// Removes what copies that died left in a local directory and below, as
+/// [`Client::clean`](crate::Client::clean) does on a server. It blocks.
+///
+/// # Errors
+/// If it is no directory or can't be listed; what is wrong further below is told as a [`Listed`] with
+/// its fault.
+pub fn clean_local(
+    path: &Path,
+    which: Cleaning,
+    dry_run: bool,
+    on: &mut dyn FnMut(Listed),
+) -> Result<(), Error> {
+    let here = |error: StorageError| {
+        Error::from(error.fault()).at(Location::local(path.as_os_str().as_bytes()))
+    };
+    let (spec, _) = source(path, Preserve::default()).map_err(here)?;
+    let mut output = operations::Output {
+        tell: on,
+        cancelled: &|| false,
+    };
+    cleaning::clean(&spec.root, &spec.path, which, dry_run, &mut output).map_err(here)
 }

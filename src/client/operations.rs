@@ -13,7 +13,10 @@ use crate::manifest::Name;
 use crate::options::HashKind;
 use crate::session::peer::{Inbound, Seat};
 use crate::storage::error::ShownPath;
-use crate::wire::message::{Listed, Moved, Operation, RemotePath, SessionStatus, TransportOffer};
+use crate::wire::level::LEVEL_CLEAN;
+use crate::wire::message::{
+    Cleaning, Listed, Moved, Operation, RemotePath, SessionStatus, TransportOffer,
+};
 use crate::wire::{Fault, FaultCode, Message};
 
 /// Messages of listed lines that the server may have on their way at once.
@@ -115,6 +118,31 @@ pub(super) async fn make_directory(
     .await
 }
 
+pub(super) async fn clean(
+    session: &Session,
+    path: &RemotePath,
+    which: Cleaning,
+    dry_run: bool,
+    on: impl FnMut(Listed),
+) -> Result<(), Error> {
+    let level = session.welcome().level;
+    if level < LEVEL_CLEAN {
+        let message = format!(
+            "{}: {} there speaks level {level}, and is asked to clean up from level {LEVEL_CLEAN} on",
+            session.host(),
+            session.welcome().software
+        );
+        let hint = "install a newer rdcpd there; the next copy into a directory cleans it too";
+        return Err(Error::new(ErrorKind::Unreachable, message).with_hint(hint));
+    }
+    let operation = Operation::Clean {
+        path: path.clone(),
+        which,
+        dry_run,
+    };
+    run(session, operation, on).await
+}
+
 pub(super) async fn ping(session: &Session) -> Result<Ping, Error> {
     let asked = Instant::now();
     session.ping(Client::ANSWER_TIMEOUT).await?;
@@ -204,7 +232,8 @@ async fn run(session: &Session, operation: Operation, on: impl FnMut(Listed)) ->
         | Operation::Stat { path }
         | Operation::Sum { path, .. }
         | Operation::Remove { path, .. }
-        | Operation::MakeDirectory { path, .. } => session.place(&path.export, &path.path),
+        | Operation::MakeDirectory { path, .. }
+        | Operation::Clean { path, .. } => session.place(&path.export, &path.path),
     };
     match answered(session, operation, on).await {
         // What the server says is about the thing that was asked for.
@@ -296,6 +325,7 @@ impl Depth {
                     Self::Within
                 }
             }
+            Operation::Clean { .. } => Self::Below,
             Operation::Stat { .. } | Operation::Remove { .. } | Operation::MakeDirectory { .. } => {
                 Self::Itself
             }

@@ -98,7 +98,6 @@ impl Work {
                     sink: Arc::new(Sink::new(Arc::clone(root), below.clone(), sink)),
                     options: ReceiverOptions {
                         fail_early: options.fail_early,
-                        end_when_full: true,
                         mirror: options.delete.is_some(),
                         ..ReceiverOptions::new(options.hash, options.chunk)
                     },

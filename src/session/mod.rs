@@ -41,6 +41,7 @@ mod remarks;
 mod resuming;
 pub(crate) mod sending;
 pub(crate) mod serving;
+pub(crate) mod sweeping;
 mod throttle;
 pub(crate) mod watch;
 

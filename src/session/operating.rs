@@ -1,4 +1,4 @@
-//! The server's side of operations: list, stat, sum, remove, make a directory.
+//! The server's side of operations: list, stat, sum, remove, make a directory, clean.
 //!
 //! The blocking work runs on a thread of its own, of which there are few, and hands its lines over in
 //! batches; they are sent only against the client's credit, and only while it has read most of what
@@ -16,6 +16,7 @@ use super::clients::{Client, Right, Rights};
 use super::peer::{Inbound, Seat};
 use super::serving::{Serving, Subject};
 use crate::limits::{LISTING_BYTES_TARGET, LISTING_LINES_MAX};
+use crate::storage::cleaning;
 use crate::storage::operations::{self, Output};
 use crate::storage::{Root, StorageError};
 use crate::wire::message::{HashKind, Listed, ListedKind, Operation, RemotePath, Running};
@@ -24,6 +25,9 @@ use crate::wire::{Fault, FaultCode, Message};
 /// How long an operation waits for its client to take lines, and for its own turn.
 const CREDIT_TIMEOUT: Duration = Duration::from_secs(30);
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// About what a line takes beside its path, at most: one with a name and a fault.
+const LINE_BYTES: usize = 256;
 
 /// Batches that wait between the worker and the connection.
 const BATCHES_QUEUED_MAX: usize = 1;
@@ -43,6 +47,7 @@ pub(crate) async fn run(
         Operation::Sum { path, .. } => ("sum", path),
         Operation::Remove { path, .. } => ("remove", path),
         Operation::MakeDirectory { path, .. } => ("make directory", path),
+        Operation::Clean { path, .. } => ("clean", path),
     };
     let Subject { export, path } = Subject::of(Some(place));
     tracing::info!(%session, %transfer, operation = name, export, path, "operation began");
@@ -120,6 +125,19 @@ async fn perform(
             })
             .await
         }
+        Operation::Clean {
+            path,
+            which,
+            dry_run,
+        } => {
+            // Its lines tell names.
+            let _ = root(serving, client, &path, Right::List)?;
+            let root = root(serving, client, &path, Right::Delete)?;
+            listing(serving, seat, of_session, move |output| {
+                cleaning::clean(&root, &path.path, which, dry_run, output)
+            })
+            .await
+        }
     }
 }
 
@@ -145,6 +163,7 @@ fn exported(name: &str, rights: Rights) -> Listed {
         mtime: crate::units::Timestamp::default(),
         digest: None,
         fault: None,
+        left: None,
     }
 }
 
@@ -165,7 +184,7 @@ async fn listing(
         let mut batch = Vec::new();
         let mut bytes = 0;
         let mut tell = |line: Listed| {
-            bytes += line.path.len() + 128;
+            bytes += line.path.len() + LINE_BYTES;
             batch.push(line);
             if batch.len() >= LISTING_LINES_MAX || bytes >= LISTING_BYTES_TARGET {
                 bytes = 0;

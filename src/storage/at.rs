@@ -7,7 +7,7 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{FileType, Mode, OFlags, RawDir, ResolveFlags, openat2, readlinkat};
+use rustix::fs::{FileType, Mode, OFlags, RawDir, ResolveFlags, openat, openat2, readlinkat};
 use rustix::io::{self, Errno};
 
 use super::status::Status;
@@ -55,6 +55,12 @@ pub fn open_directory(directory: impl AsFd, name: &Name) -> io::Result<OwnedFd> 
 pub(crate) fn open_directory_below(directory: impl AsFd, path: &[u8]) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
     open2(directory, path, flags, Mode::empty(), strict())
+}
+
+/// The same directory under a descriptor of its own, whose listing begins at its beginning.
+pub(crate) fn open_again(directory: impl AsFd) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(directory, c".", flags, Mode::empty())
 }
 
 /// Opens a regular file for reading.

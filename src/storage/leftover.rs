@@ -19,12 +19,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat};
 use rustix::io::{self, Errno};
 
-use super::at::{DIRECTORY_BUFFER_BYTES, read_directory};
+use super::at::{DIRECTORY_BUFFER_BYTES, open_again, read_directory};
 use super::calls::unlinkat;
 use super::open_up::OpenedUp;
 use super::part_name::{Hidden, hidden, is_part_name, journal_name, part_name};
 use super::status::Status;
 use crate::manifest::Name;
+use crate::wire::message::{Cleaning, Fate, Why};
 
 /// How old a hidden name must be if there is no lock to go by.
 const UNLOCKED_AGE_SECONDS: i64 = 3600;
@@ -126,8 +127,7 @@ pub(crate) fn remove_if_stale(directory: impl AsFd, name: &Name) -> io::Result<L
 /// Removes all that is stale in a directory; how many names that were.
 pub(crate) fn sweep(directory: impl AsFd) -> io::Result<u64> {
     // A descriptor of its own: where a listing stands is kept with it.
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let listed = openat(directory.as_fd(), c".", flags, Mode::empty())?;
+    let listed = open_again(directory)?;
     let mut buffer = Box::new_uninit_slice(DIRECTORY_BUFFER_BYTES);
     let mut removed = 0;
     read_directory(&listed, &mut buffer, |name: &[u8], _| {
@@ -140,7 +140,7 @@ pub(crate) fn sweep(directory: impl AsFd) -> io::Result<u64> {
 }
 
 /// How many names were removed. One that can't be judged or removed keeps nobody from the others.
-fn sweep_one(directory: BorrowedFd<'_>, found: Hidden) -> u64 {
+pub(super) fn sweep_one(directory: BorrowedFd<'_>, found: Hidden) -> u64 {
     let remove = |name| {
         let judged = remove_if_stale(directory, &name);
         u64::from(matches!(judged, Ok(Leftover::Stale(..))))
@@ -156,6 +156,151 @@ fn sweep_one(directory: BorrowedFd<'_>, found: Hidden) -> u64 {
             Err(Errno::NOENT) => remove(journal_name(stem)),
             _ => 0,
         },
+    }
+}
+
+/// Something that a copy left behind, and what became of it.
+#[derive(Debug)]
+pub(super) struct Judged {
+    /// Of the part file, or of the journal without one.
+    pub(super) status: Status,
+    /// Since the younger of part file and journal changed.
+    pub(super) age_s: u64,
+    /// What both take on disk.
+    pub(super) allocated: u64,
+    pub(super) journal: bool,
+    pub(super) fate: Fate,
+    pub(super) why: Why,
+    /// It was to go, and this kept it.
+    pub(super) failed: Option<Errno>,
+}
+
+/// Judges a name of ours by what is asked for, and removes it, with its journal, if it may go. Nothing
+/// for a journal that belongs to a part file, which is judged with that, and for what is gone by now.
+///
+/// Only what is a regular file, this user's and of one name is ever removed, only while its lock is
+/// held, and where there are no locks once it is an hour old. Unlike in a sweep that holds for links
+/// too: whoever asks is told of them and can look.
+pub(super) fn clean_one(
+    directory: impl AsFd,
+    found: Hidden,
+    which: Cleaning,
+    dry_run: bool,
+    now_seconds: i64,
+) -> io::Result<Option<Judged>> {
+    let directory = directory.as_fd();
+    let (name, journal) = match found {
+        Hidden::Part(stem) => (part_name(stem), seen_at(directory, &journal_name(stem))?),
+        Hidden::Journal(stem) => match seen_at(directory, &part_name(stem))? {
+            Some(_) => return Ok(None),
+            None => (journal_name(stem), None),
+        },
+    };
+    let Some(seen) = seen_at(directory, &name)? else {
+        return Ok(None);
+    };
+    let journal = journal.filter(|journal| cleanable(journal).is_ok());
+    let age_of = |seen: &Status| now_seconds.saturating_sub(seen.ctime.seconds);
+    let age = journal
+        .iter()
+        .map(age_of)
+        .fold(age_of(&seen), std::cmp::min);
+    let judged = |fate, why, failed| {
+        let allocated = journal.map_or(0, |journal| journal.allocated);
+        Ok(Some(Judged {
+            status: seen,
+            age_s: u64::try_from(age).unwrap_or(0),
+            allocated: seen.allocated.saturating_add(allocated),
+            journal: journal.is_some() || matches!(found, Hidden::Journal(_)),
+            fate,
+            why,
+            failed,
+        }))
+    };
+    if let Err(why) = cleanable(&seen) {
+        return judged(Fate::Kept, why, None);
+    }
+    // Opening up what is closed to its owner would change it.
+    let opened = match dry_run {
+        true => open_as_it_is(directory, &name, &seen),
+        false => open(directory, &name, &seen),
+    };
+    let (file, locked) = match opened {
+        Ok(Some(file)) => {
+            let locked = lock(&file)?;
+            (Some(file), locked)
+        }
+        Ok(None) => return Ok(None),
+        Err(Errno::ACCESS) if dry_run => (None, Lock::None),
+        Err(errno) => return judged(Fate::Kept, Why::Doubtful, Some(errno)),
+    };
+    match locked {
+        Lock::Busy => return judged(Fate::Kept, Why::InUse, None),
+        Lock::None if age <= UNLOCKED_AGE_SECONDS => {
+            return judged(Fate::Kept, Why::Doubtful, None);
+        }
+        // It may have been renamed, or replaced, in the meantime.
+        _ if !is_still(directory, &name, &seen) => return Ok(None),
+        Lock::Taken | Lock::None => {}
+    }
+    let why = match (which, &journal) {
+        (Cleaning::Stale, Some(_)) if age <= RESUMABLE_AGE_SECONDS => {
+            return judged(Fate::Kept, Why::Resumable, None);
+        }
+        (Cleaning::OlderThan { age_s }, _) if u64::try_from(age).unwrap_or(0) < age_s => {
+            return judged(Fate::Kept, Why::Young, None);
+        }
+        (_, None) => Why::Abandoned,
+        (Cleaning::All, Some(_)) => Why::Asked,
+        (_, Some(_)) => Why::Expired,
+    };
+    if dry_run {
+        return judged(Fate::Would, why, None);
+    }
+    // The journal first, while the lock of its part file is held: afterwards it may be another's.
+    let stem = match found {
+        Hidden::Part(stem) => Some(stem),
+        Hidden::Journal(_) => None,
+    };
+    let journal_name = stem.map(journal_name);
+    let pairs = [
+        journal_name.as_ref().zip(journal.as_ref()),
+        Some((&name, &seen)),
+    ];
+    for (name, seen) in pairs.into_iter().flatten() {
+        if is_still(directory, name, seen) {
+            match unlinkat(directory, name.as_bytes(), AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return judged(Fate::Kept, why, Some(errno)),
+            }
+        }
+    }
+    drop(file);
+    judged(Fate::Removed, why, None)
+}
+
+/// Whether it is a file that a copy by this user can have left, or why it is not.
+fn cleanable(seen: &Status) -> Result<(), Why> {
+    let user = rustix::process::geteuid();
+    if !seen.is_file() {
+        return Err(Why::NoFile);
+    }
+    // Root gives a file to its owner before it renames it.
+    if seen.uid != user.as_raw() && !user.is_root() {
+        return Err(Why::Foreign);
+    }
+    match seen.links {
+        0 | 1 => Ok(()),
+        _ => Err(Why::Linked),
+    }
+}
+
+/// What has this name, if anything has.
+fn seen_at(directory: BorrowedFd<'_>, name: &Name) -> io::Result<Option<Status>> {
+    match Status::at(directory, name) {
+        Ok(seen) => Ok(Some(seen)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno),
     }
 }
 
@@ -208,34 +353,44 @@ fn by_age(seen: Status) -> Leftover {
 
 /// Since the file was last changed in any way. Not its mtime: whoever may write the file sets that.
 fn age_seconds(seen: &Status) -> i64 {
+    now_seconds().saturating_sub(seen.ctime.seconds)
+}
+
+/// Since 1970.
+pub(super) fn now_seconds() -> i64 {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    let now = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
-    now.saturating_sub(seen.ctime.seconds)
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 /// Opens the file that was seen, if it is still there. A lock needs no right to read.
 fn open(directory: impl AsFd, name: &Name, seen: &Status) -> io::Result<Option<OwnedFd>> {
     let directory = directory.as_fd();
-    // NONBLOCK: a FIFO put in its place must not hold us up.
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let read = || {
-        openat(
-            directory,
-            name.as_bytes(),
-            flags | OFlags::RDONLY,
-            Mode::empty(),
-        )
-    };
-    let opened = match read() {
+    match open_as_it_is(directory, name, seen) {
         // It has the mode of its source, which may close it even to its owner.
         Err(Errno::ACCESS) => {
             OpenedUp::below(directory, name.as_bytes(), 0o400)?;
-            read()
+            open_as_it_is(directory, name, seen)
         }
         answer => answer,
-    };
+    }
+}
+
+/// The same with the mode that it has.
+fn open_as_it_is(
+    directory: BorrowedFd<'_>,
+    name: &Name,
+    seen: &Status,
+) -> io::Result<Option<OwnedFd>> {
+    // NONBLOCK: a FIFO put in its place must not hold us up.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let opened = openat(
+        directory,
+        name.as_bytes(),
+        flags | OFlags::RDONLY,
+        Mode::empty(),
+    );
     let file = match opened {
         Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(None),
         answer => answer?,
@@ -319,6 +474,62 @@ mod tests {
         fs::remove_file(at(journal_name(1))).unwrap();
         assert_eq!(sweep(&open).unwrap(), 1);
         assert!(!at(part_name(1)).exists());
+    }
+
+    #[test]
+    fn what_is_cleaned_is_ours_of_one_name_and_nobodys_work() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: Name| top.path().join(name.as_os_str());
+        let open = fs::File::open(top.path()).unwrap();
+        let clean_at = |found, which, now| {
+            let judged = clean_one(&open, found, which, false, now).unwrap();
+            judged.map(|judged| (judged.fate, judged.why))
+        };
+        let (now, all) = (now_seconds(), Cleaning::All);
+        // A week and a bit later; the same in a week less a bit.
+        for (later, expected) in [
+            (RESUMABLE_AGE_SECONDS - 60, (Fate::Kept, Why::Resumable)),
+            (RESUMABLE_AGE_SECONDS + 60, (Fate::Removed, Why::Expired)),
+        ] {
+            fs::write(at(part_name(1)), "x").unwrap();
+            fs::write(at(journal_name(1)), "x").unwrap();
+            assert_eq!(
+                clean_at(Hidden::Journal(1), Cleaning::Stale, now + later),
+                None
+            );
+            let judged = clean_at(Hidden::Part(1), Cleaning::Stale, now + later);
+            assert_eq!(judged, Some(expected));
+        }
+        assert_eq!(names(top.path()), Vec::<Vec<u8>>::new());
+        assert_eq!(clean_at(Hidden::Part(1), all, now), None);
+
+        fs::write(at(part_name(2)), "x").unwrap();
+        let held = fs::File::open(at(part_name(2))).unwrap();
+        assert_eq!(lock(&held).unwrap(), Lock::Taken);
+        fs::write(top.path().join("content"), "x").unwrap();
+        fs::hard_link(top.path().join("content"), at(part_name(3))).unwrap();
+        symlink("content", at(part_name(4))).unwrap();
+        fs::create_dir(at(part_name(5))).unwrap();
+        fs::write(at(journal_name(6)), "x").unwrap();
+        // A link is nobody's journal: its part file has none, and it stays.
+        fs::write(at(part_name(7)), "x").unwrap();
+        symlink("content", at(journal_name(7))).unwrap();
+        let long_after = now + 100 * RESUMABLE_AGE_SECONDS;
+        for (found, expected) in [
+            (Hidden::Part(2), (Fate::Kept, Why::InUse)),
+            (Hidden::Part(3), (Fate::Kept, Why::Linked)),
+            (Hidden::Part(4), (Fate::Kept, Why::NoFile)),
+            (Hidden::Part(5), (Fate::Kept, Why::NoFile)),
+            (Hidden::Journal(6), (Fate::Removed, Why::Abandoned)),
+            (Hidden::Part(7), (Fate::Removed, Why::Abandoned)),
+            (Hidden::Journal(7), (Fate::Kept, Why::NoFile)),
+        ] {
+            assert_eq!(
+                clean_at(found, all, long_after),
+                Some(expected),
+                "{found:?}"
+            );
+        }
     }
 
     #[test]

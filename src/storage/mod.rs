@@ -6,6 +6,7 @@
 //! knows connections, the protocol's order, or threads: calls block and are made from workers.
 
 pub mod at;
+pub mod cleaning;
 pub mod error;
 pub mod extents;
 pub mod file;

@@ -284,9 +284,9 @@ fn no_directory(path: &[u8]) -> StorageError {
 }
 
 /// A walk with the directories that it holds open.
-struct Tree {
-    walk: Walk,
-    open: OpenDirectories,
+pub(super) struct Tree {
+    pub(super) walk: Walk,
+    pub(super) open: OpenDirectories,
     base: Status,
     /// Directories on the way that were blamed for names whose path no line can hold.
     too_long_in: Vec<Arc<Directory>>,
@@ -294,7 +294,11 @@ struct Tree {
 
 impl Tree {
     /// A walk of the directory at `path`; `None` if that is not a directory.
-    fn begin(root: &Root, path: &[u8], own_files: OwnFiles) -> Result<Option<Self>, StorageError> {
+    pub(super) fn begin(
+        root: &Root,
+        path: &[u8],
+        own_files: OwnFiles,
+    ) -> Result<Option<Self>, StorageError> {
         let (_, status) = root.resolve(path, LastSymlink::Follow)?;
         if !status.is_directory() {
             return Ok(None);
@@ -312,7 +316,7 @@ impl Tree {
         }))
     }
 
-    fn next(
+    pub(super) fn next(
         &mut self,
         op: &'static str,
         path: &[u8],
@@ -380,13 +384,18 @@ impl Tree {
 
     /// Whether the path of what was found is longer than a line's may be, though the kernel, which
     /// is asked from directory to directory, lets it be.
-    fn is_too_long(&self, found: &Found) -> bool {
+    pub(super) fn is_too_long(&self, found: &Found) -> bool {
         let path = found.parent.relative_of(found.name.as_bytes());
         path.len() > PATH_BYTES_MAX
     }
 
     /// A line for the directory that holds names that can't be told: one, however many they are.
-    fn blame_too_long(&mut self, op: &'static str, found: &Found, output: &mut Output<'_>) {
+    pub(super) fn blame_too_long(
+        &mut self,
+        op: &'static str,
+        found: &Found,
+        output: &mut Output<'_>,
+    ) {
         let parent = &found.parent;
         if self
             .too_long_in
@@ -410,13 +419,13 @@ impl Tree {
     }
 
     /// Nothing more comes of this directory.
-    fn left(&mut self, directory: &Arc<Directory>) {
+    pub(super) fn left(&mut self, directory: &Arc<Directory>) {
         self.too_long_in
             .retain(|told| !Arc::ptr_eq(told, directory));
     }
 
     /// A line for what went wrong; the error itself if that is the listing of the whole.
-    fn blamed(&self, trouble: Trouble) -> Result<Listed, StorageError> {
+    pub(super) fn blamed(&self, trouble: Trouble) -> Result<Listed, StorageError> {
         let (path, kind) = match trouble.at {
             TroubleAt::Name(parent, name) => {
                 let path = parent.relative_of(name.as_bytes());
@@ -526,7 +535,7 @@ fn cancelled_error(op: &'static str, path: &[u8]) -> StorageError {
     StorageError::refused(op, path, FaultCode::Cancelled, "it was cancelled")
 }
 
-fn kind_of(status: &Status) -> ListedKind {
+pub(super) fn kind_of(status: &Status) -> ListedKind {
     if status.is_file() {
         ListedKind::File
     } else if status.is_directory() {
@@ -536,7 +545,7 @@ fn kind_of(status: &Status) -> ListedKind {
     }
 }
 
-fn listed(path: Vec<u8>, kind: ListedKind, status: &Status) -> Listed {
+pub(super) fn listed(path: Vec<u8>, kind: ListedKind, status: &Status) -> Listed {
     Listed {
         len: status.len,
         mode: status.mode,
@@ -559,6 +568,7 @@ fn blank(path: Vec<u8>, kind: ListedKind, fault: Option<Fault>) -> Listed {
         mtime: Default::default(),
         digest: None,
         fault,
+        left: None,
     }
 }
 

@@ -75,6 +75,8 @@ pub(super) enum OwnFiles {
     Hidden,
     /// All: to remove a tree is to remove them.
     Shown,
+    /// These, the directories, and nothing else: other files are not even looked at.
+    Alone,
 }
 
 /// The state of a walk.
@@ -198,11 +200,18 @@ impl Walk {
         }
         let fd = open.open(directory)?;
         let own_files = self.own_files;
-        read_directory(&fd, &mut self.buffer, |name: &[u8], _: FileType| {
-            if own_files == OwnFiles::Hidden && is_part_name(name) {
-                return Ok(());
+        read_directory(&fd, &mut self.buffer, |name: &[u8], kind: FileType| {
+            let shown = match own_files {
+                OwnFiles::Hidden => !is_part_name(name),
+                OwnFiles::Shown => true,
+                OwnFiles::Alone => {
+                    matches!(kind, FileType::Directory | FileType::Unknown) || is_part_name(name)
+                }
+            };
+            match shown {
+                true => sorter.push(name),
+                false => Ok(()),
             }
-            sorter.push(name)
         })
         .map_err(|error| StorageError::new("list", directory.path(), error))
     }

@@ -19,7 +19,7 @@ use crate::wire::message::{
     ListedKind, ManifestPage, Message, Open, Operation, Outcome, Overwrite, Placement, Preserve,
     RegionKey, Remark, RemarkKind, RemotePath, Reuse, RootName, TransportOffer, Wanted, Welcome,
 };
-use crate::wire::{Fault, FaultCode, WireError, plan, rail, removal, status, tag};
+use crate::wire::{Fault, FaultCode, WireError, left_behind, plan, rail, removal, status, tag};
 
 /// A line with an empty path and nothing optional: kind, flags, length, mode, owner, group, time, and
 /// the path's length.
@@ -546,6 +546,11 @@ fn read_operation(r: &mut Reader<'_>) -> Result<Operation> {
             path,
             parents: flag,
         },
+        tag::OPERATE_CLEAN => Operation::Clean {
+            path,
+            which: left_behind::read_cleaning(r)?,
+            dry_run: flag,
+        },
         _ => return Err(r.invalid("operation")),
     })
 }
@@ -572,6 +577,10 @@ fn read_listed(r: &mut Reader<'_>) -> Result<Listed> {
     let digest = read_digest(r, bits & tag::LISTED_HAS_DIGEST != 0)?;
     let faulty = bits & tag::LISTED_HAS_FAULT != 0;
     let fault = faulty.then(|| read_fault(r)).transpose()?;
+    let is_left = bits & tag::LISTED_IS_LEFT != 0;
+    let left = is_left
+        .then(|| left_behind::read_left_behind(r))
+        .transpose()?;
     Ok(Listed {
         path,
         kind,
@@ -582,5 +591,6 @@ fn read_listed(r: &mut Reader<'_>) -> Result<Listed> {
         mtime,
         digest,
         fault,
+        left,
     })
 }

@@ -16,7 +16,7 @@ use crate::wire::message::{
     Operation, Outcome, Overwrite, Placement, Preserve, Remark, RemarkKind, RemotePath, Wanted,
     Welcome,
 };
-use crate::wire::{plan, rail, removal, status, tag};
+use crate::wire::{left_behind, plan, rail, removal, status, tag};
 
 /// Bytes that an item takes in a manifest page, so that a page can be closed in time.
 pub fn item_bytes(item: &Item) -> usize {
@@ -453,12 +453,15 @@ fn write_operation(w: &mut Writer<'_>, operation: &Operation) {
         } => (tag::OPERATE_SUM, *recursive, path),
         Operation::Remove { path, recursive } => (tag::OPERATE_REMOVE, *recursive, path),
         Operation::MakeDirectory { path, parents } => (tag::OPERATE_MAKE, *parents, path),
+        Operation::Clean { path, dry_run, .. } => (tag::OPERATE_CLEAN, *dry_run, path),
     };
     w.u8(tag);
     w.boolean(flag);
     write_remote_path(w, path);
-    if let Operation::Sum { hash, .. } = operation {
-        w.u8(hash_tag(*hash));
+    match operation {
+        Operation::Sum { hash, .. } => w.u8(hash_tag(*hash)),
+        Operation::Clean { which, .. } => left_behind::write_cleaning(w, *which),
+        _ => {}
     }
 }
 
@@ -481,8 +484,13 @@ fn write_listed(w: &mut Writer<'_>, listed: &Listed) {
     } else {
         0
     };
+    let left = if listed.left.is_some() {
+        tag::LISTED_IS_LEFT
+    } else {
+        0
+    };
     w.u8(tag);
-    w.u8(writable | digest | fault);
+    w.u8(writable | digest | fault | left);
     w.u64(listed.len);
     write_mode(w, listed.mode);
     w.u32(listed.uid);
@@ -495,5 +503,8 @@ fn write_listed(w: &mut Writer<'_>, listed: &Listed) {
     write_digest(w, listed.digest.as_ref());
     if let Some(fault) = &listed.fault {
         write_fault(w, fault);
+    }
+    if let Some(left) = &listed.left {
+        left_behind::write_left_behind(w, left);
     }
 }

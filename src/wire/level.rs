@@ -8,18 +8,21 @@
 pub const LEVEL_MIN: u16 = 1;
 /// The highest level that this release speaks. Level 1: pull, push, list, stat, sum, remove, make
 /// directory; tcp. Level 2: the messages that make rails, and so rdma. Level 3: Bench, and the
-/// server's status.
-pub const LEVEL_MAX: u16 = 3;
+/// server's status. Level 4: clean.
+pub const LEVEL_MAX: u16 = 4;
 /// The lowest level at which rails can be spoken of.
 pub const LEVEL_RAILS: u16 = 2;
 /// The lowest level at which memory can be asked for to measure with.
 pub const LEVEL_BENCH: u16 = 3;
 /// The lowest level at which a server can be asked for its status.
 pub const LEVEL_STATUS: u16 = 3;
+/// The lowest level at which a server can be asked to remove what copies left behind.
+pub const LEVEL_CLEAN: u16 = 4;
 
 const _: () = assert!(LEVEL_MIN <= LEVEL_MAX);
 const _: () = assert!(LEVEL_RAILS <= LEVEL_MAX);
 const _: () = assert!(LEVEL_BENCH <= LEVEL_MAX && LEVEL_STATUS <= LEVEL_MAX);
+const _: () = assert!(LEVEL_CLEAN <= LEVEL_MAX);
 
 /// The highest level in both this release and the peer's `min..=max`.
 pub fn negotiate(min: u16, max: u16) -> Option<u16> {

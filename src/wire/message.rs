@@ -35,6 +35,7 @@ use crate::ids::{EntryId, RegionId, RemoteKey, SessionId, TransferId};
 use crate::manifest::{Item, Version};
 use crate::units::{ByteRange, ChunkRange, ChunkSize, Timestamp};
 use crate::wire::Fault;
+pub use crate::wire::left_behind::{Cleaning, Fate, LeftBehind, Why};
 pub use crate::wire::plan::{Action, Reason};
 pub use crate::wire::rail::{
     GidKind, Invitation, LinkLayer, PROBE_BYTES, PathMtu, PortGid, Probe, QueuePair,
@@ -565,6 +566,15 @@ pub enum Operation {
         /// Parents too; one that exists is fine.
         parents: bool,
     },
+    /// Removes what copies that died left in a directory and below. From level 4 on.
+    Clean {
+        /// The directory.
+        path: RemotePath,
+        /// Which of it.
+        which: Cleaning,
+        /// Nothing is removed: what would be is told.
+        dry_run: bool,
+    },
 }
 
 /// One line of a listing.
@@ -586,8 +596,10 @@ pub struct Listed {
     pub mtime: Timestamp,
     /// The file's digest, for Sum.
     pub digest: Option<[u8; 32]>,
-    /// Why it could not be read, for Sum and recursive List.
+    /// Why it could not be read, for Sum and recursive List, or removed, for Clean.
     pub fault: Option<Fault>,
+    /// What a copy left behind, for Clean.
+    pub left: Option<LeftBehind>,
 }
 
 /// What a listed thing is.

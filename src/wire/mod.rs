@@ -12,6 +12,7 @@ mod error;
 pub mod fault;
 mod frame;
 mod kind;
+pub mod left_behind;
 pub mod level;
 pub mod message;
 pub mod plan;

@@ -96,6 +96,11 @@ pub(super) const OPERATE_STAT: u8 = 2;
 pub(super) const OPERATE_SUM: u8 = 3;
 pub(super) const OPERATE_REMOVE: u8 = 4;
 pub(super) const OPERATE_MAKE: u8 = 5;
+pub(super) const OPERATE_CLEAN: u8 = 6;
+
+pub(super) const CLEAN_STALE: u8 = 1;
+pub(super) const CLEAN_OLDER: u8 = 2;
+pub(super) const CLEAN_ALL: u8 = 3;
 
 pub(super) const LISTED_EXPORT: u8 = 1;
 pub(super) const LISTED_FILE: u8 = 2;
@@ -106,4 +111,9 @@ pub(super) const LISTED_SPECIAL: u8 = 5;
 pub(super) const LISTED_WRITABLE: u8 = 1;
 pub(super) const LISTED_HAS_DIGEST: u8 = 2;
 pub(super) const LISTED_HAS_FAULT: u8 = 4;
-pub(super) const LISTED_ALL: u8 = 7;
+pub(super) const LISTED_IS_LEFT: u8 = 8;
+pub(super) const LISTED_ALL: u8 = 15;
+
+pub(super) const LEFT_REMOVED: u8 = 1;
+pub(super) const LEFT_WOULD: u8 = 2;
+pub(super) const LEFT_KEPT: u8 = 3;

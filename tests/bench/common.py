@@ -140,14 +140,14 @@ class Accounting:
             return int(self.meter.read_text()) / 1e9
         return self.clients_cpu_s + sum(tree_cpu_s(daemon.pid) for daemon in self.daemons)
 
-    def run(self, command, environment=None):
+    def run(self, command, environment=None, output=subprocess.DEVNULL):
         """Runs a client to its end; gives (exit status, wall seconds)."""
         start = time.monotonic()
         client = subprocess.Popen(
             command,
             preexec_fn=self.enter,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=output,
             stderr=subprocess.PIPE,
             env=environment,
         )

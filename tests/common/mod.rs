@@ -11,8 +11,10 @@
 pub(crate) mod command;
 pub(crate) mod daemon;
 pub(crate) mod holdings;
+pub(crate) mod mounts;
 pub(crate) mod proxy;
 pub(crate) mod tree;
+pub(crate) mod way;
 pub(crate) mod world;
 
 use std::io::Write as _;
@@ -22,6 +24,7 @@ use std::time::{Duration, Instant};
 pub(crate) use command::{Finished, Rdcp, Running};
 pub(crate) use daemon::Daemon;
 pub(crate) use proxy::{Proxy, Scope};
+pub(crate) use way::{WAYS, Way};
 pub(crate) use world::{Reactor, World};
 
 /// Nothing that works takes this long, even on a loaded machine and in a build without

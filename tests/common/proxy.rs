@@ -139,6 +139,11 @@ impl Proxy {
         });
     }
 
+    /// Whether something is held back.
+    pub(crate) fn is_held(&self) -> bool {
+        self.shared.gate.lock().unwrap().reached
+    }
+
     /// Lets everything pass from now on.
     pub(crate) fn release(&self) {
         self.set_gate(None, Scope::Data);

@@ -453,10 +453,10 @@ fn cancelling_either_side_ends_both_with_its_reason() {
 }
 
 #[test]
-fn a_full_disk_ends_the_run_unless_told_otherwise() {
-    for end_when_full in [true, false] {
+fn a_full_disk_ends_the_run_only_if_any_failure_does() {
+    for fail_early in [true, false] {
         let mut plan = quiet(HashKind::Blake3);
-        plan.receiver.end_when_full = end_when_full;
+        plan.receiver.fail_early = fail_early;
         let mut full = file(MIB);
         full.trouble = Trouble::Full;
         plan.tree.add_file(None, full, false);
@@ -465,9 +465,9 @@ fn a_full_disk_ends_the_run_unless_told_otherwise() {
         pair.drive();
         pair.check_end();
         let end = pair.receiver_end.unwrap();
-        assert_eq!(end.fault.is_some(), end_when_full);
+        assert_eq!(end.fault.is_some(), fail_early);
         assert_eq!(end.ledger.verdict(), Verdict::One(FaultCode::NoSpace));
-        assert_eq!(end.ledger.published, u64::from(!end_when_full));
+        assert_eq!(end.ledger.published, u64::from(!fail_early));
     }
 }
 

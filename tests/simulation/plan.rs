@@ -102,7 +102,6 @@ impl Plan {
         self.receiver.lane_fetches_max = random.pick(&[1, 2, 8]);
         self.receiver.in_flight_bytes_max = random.pick(&[1, chunk, 5 * chunk, 64 << 20]);
         self.receiver.fail_early = random.one_in(16);
-        self.receiver.end_when_full = !random.one_in(4);
         self.window_bytes = &[1, 4 << 20, 5 << 20, WINDOW_BYTES, u64::MAX];
         self.sender.open_files_max = random.pick(&[1, 2, 128]);
         self.sender.pack_bytes_max = random.pick(&[1, 4 << 20, 64 << 20]);
@@ -260,11 +259,9 @@ impl Plan {
 
     /// Whether the run may end before its time.
     pub fn may_end_early(&self) -> bool {
-        let full = |file: &SourceFile| file.trouble == Trouble::Full;
         self.faults.cancel.is_some()
             || self.faults.walk_fails.is_some()
             || self.receiver.fail_early
             || self.sender.fail_early
-            || (self.receiver.end_when_full && self.tree.files.values().any(full))
     }
 }

@@ -20,6 +20,7 @@ pub(crate) fn examples(command: &str) -> &'static str {
         "verify" => VERIFY_EXAMPLES,
         "rm" => RM_EXAMPLES,
         "mkdir" => MKDIR_EXAMPLES,
+        "clean" => CLEAN_EXAMPLES,
         "keygen" => KEYGEN_EXAMPLES,
         "ping" => PING_EXAMPLES,
         "status" => STATUS_EXAMPLES,
@@ -73,6 +74,10 @@ pub(super) const RM_EXAMPLES: &str = "  \
 pub(super) const MKDIR_EXAMPLES: &str = "  \
   rdcp mkdir gpu7:/scratch/run-4
   rdcp mkdir -p gpu7:/scratch/a/b/c";
+pub(super) const CLEAN_EXAMPLES: &str = "  \
+  rdcp clean -n /srv/data                    what is left there, and what would go
+  rdcp clean /srv/data gpu7:/scratch         remove what nobody goes on with
+  rdcp clean --older-than 24h gpu7:/scratch  sooner than after seven days";
 pub(super) const PING_EXAMPLES: &str = "  \
   rdcp ping gpu7
   rdcp ping -n 100 --json gpu7:20471";

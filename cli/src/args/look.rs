@@ -8,7 +8,7 @@ use clap::{Args, ValueHint};
 use clap_complete::Shell;
 use rdcp::limits::STREAMS_MAX;
 
-use super::values::{SumHashArg, TransportArg, bench_time, size};
+use super::values::{SumHashArg, TransportArg, bench_time, duration, size};
 use super::{ConnectionArgs, OUTPUT};
 
 /// `--json` of the commands that look.
@@ -112,6 +112,27 @@ pub(crate) struct MkdirArgs {
     /// Make missing parents too; a directory that exists is fine
     #[arg(short, long)]
     pub(crate) parents: bool,
+    #[command(flatten)]
+    pub(crate) output: LookOutput,
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+}
+
+/// `rdcp clean`.
+#[derive(Debug, Args)]
+pub(crate) struct CleanArgs {
+    /// Directories, local or remote [default: .]
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) paths: Vec<OsString>,
+    /// Remove what did not change for so long, like 90m or 24h, whether it can be gone on with or not
+    #[arg(long, value_name = "AGE", value_parser = duration)]
+    pub(crate) older_than: Option<Duration>,
+    /// Remove all that no copy works on, however young
+    #[arg(long, conflicts_with = "older_than")]
+    pub(crate) all: bool,
+    /// Remove nothing; say what would be removed, and why
+    #[arg(short = 'n', long)]
+    pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) output: LookOutput,
     #[command(flatten)]

@@ -18,11 +18,11 @@ use clap::{Args, Parser, Subcommand, ValueHint};
 pub(crate) use examples::examples;
 use examples::long_tail;
 pub(crate) use filters::FilterArgs;
-pub(crate) use look::VerifyArgs;
 use look::{
     BenchArgs, CompletionsArgs, DoctorArgs, KeygenArgs, LsArgs, ManArgs, MkdirArgs, PingArgs,
     RmArgs, StatArgs, StatusArgs, SumArgs,
 };
+pub(crate) use look::{CleanArgs, VerifyArgs};
 pub(crate) use transfer::{CpArgs, TransferArgs, TransferOutput};
 use transfer::{PullArgs, PushArgs};
 
@@ -142,6 +142,21 @@ pub(crate) enum Command {
     /// Make remote directories
     #[command(after_long_help = long_tail(examples::MKDIR_EXAMPLES))]
     Mkdir(MkdirArgs),
+
+    /// Remove what interrupted copies left behind
+    ///
+    /// A copy writes each file under a hidden name, .rdcp-*.part, and keeps a journal beside one that
+    /// takes long. What a copy that was killed leaves of them is used or removed by the next one into the
+    /// same directory; this finds it in whole trees, without a copy, and says of each how old and large
+    /// it is, what file it was to become (if an older one is there), and why it goes or stays. Other
+    /// mounts are not entered and symbolic links not followed.
+    ///
+    /// Removed is what no copy can go on with, and what could be gone on with once that was not done for
+    /// seven days; --older-than and --all choose otherwise. What a copy works on stays in any case, and so
+    /// does everything else: files that are only called like one, links, files with other names, other
+    /// users' files. On a server it takes the rights delete and list.
+    #[command(after_long_help = long_tail(examples::CLEAN_EXAMPLES))]
+    Clean(CleanArgs),
 
     /// Measure the round trip to a server and show which transports it offers, and why
     #[command(after_long_help = long_tail(examples::PING_EXAMPLES))]

@@ -2,7 +2,7 @@
 
 use rdcp::doctor::Diagnosis;
 use rdcp::units::Timestamp;
-use rdcp::wire::message::{Listed, ListedKind};
+use rdcp::wire::message::{Fate, LeftBehind, Listed, ListedKind};
 
 use super::{Measured, PingReport};
 use crate::escape;
@@ -68,6 +68,40 @@ pub(crate) fn block(place: &str, listed: &Listed) -> String {
         ));
     }
     lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// What a copy left behind: what becomes of it, bytes on disk, age, path, what it is of, and why.
+pub(crate) fn left_behind(path: &[u8], left: &LeftBehind) -> String {
+    let of = match &left.destination[..] {
+        b"" => String::new(),
+        name => format!(", of '{}'", escape::path_whole(name)),
+    };
+    format!(
+        "{:<12}  {:>10}  {:>5}  {}{of}: {}",
+        fate_text(left.fate),
+        bytes(left.allocated),
+        age_text(left.age_s),
+        escape::path_whole(path),
+        left.why.text(),
+    )
+}
+
+fn fate_text(fate: Fate) -> &'static str {
+    match fate {
+        Fate::Removed => "removed",
+        Fate::Would => "would remove",
+        Fate::Kept => "kept",
+    }
+}
+
+/// In the largest unit of which it has two.
+fn age_text(age_s: u64) -> String {
+    for (unit_s, unit) in [(86400, 'd'), (3600, 'h'), (60, 'm')] {
+        if age_s >= 2 * unit_s {
+            return format!("{}{unit}", age_s / unit_s);
+        }
+    }
+    format!("{age_s}s")
 }
 
 /// What a listed thing is, in a word.
@@ -225,6 +259,7 @@ mod tests {
             },
             digest: None,
             fault: None,
+            left: None,
         }
     }
 
@@ -257,6 +292,29 @@ mod tests {
             long(b"data", &listed(ListedKind::Export { writable: true }, 0)),
             "rw  data"
         );
+    }
+
+    #[test]
+    fn what_was_left_behind_is_one_harmless_line() {
+        let left = LeftBehind {
+            destination: b"big\n.iso".to_vec(),
+            age_s: 8 * 86400,
+            allocated: 12 << 20,
+            journal: true,
+            fate: Fate::Would,
+            why: rdcp::Why::Expired,
+        };
+        assert_eq!(
+            left_behind(b"d/.rdcp-1.part", &left),
+            "would remove    12.0 MiB     8d  d/.rdcp-1.part, of 'big\\n.iso': no copy went on with it in time"
+        );
+        let nameless = LeftBehind {
+            destination: Vec::new(),
+            age_s: 119,
+            ..left
+        };
+        let line = left_behind(b"p", &nameless);
+        assert!(line.contains("   119s  p: "), "{line}");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use rdcp::progress::{Carried, Event, Failure, Progress, Report};
 use rdcp::storage::error::ShownPath;
 use rdcp::wire::Fault;
 use rdcp::wire::message::{Listed, TransportOffer};
-use rdcp::{Error, ErrorKind, Location, Side, Status};
+use rdcp::{Error, ErrorKind, LeftBehind, Location, Side, Status};
 
 use crate::exit::{End, ExitStatus};
 use crate::io::Io;
@@ -329,6 +329,14 @@ impl Output {
     pub(crate) fn changed(&mut self, change: Change, at: &Location) {
         if let Voice::Json(json) = &mut self.voice {
             json.changed(&mut self.io, change, &at.path);
+        }
+    }
+
+    /// What a copy left behind at `path`, and what becomes of it.
+    pub(crate) fn left_behind(&mut self, path: &[u8], len: u64, left: &LeftBehind) {
+        match &mut self.voice {
+            Voice::Human(_) => self.io.stdout.line(&listing::left_behind(path, left)),
+            Voice::Json(json) => json.left_behind(&mut self.io, path, len, left),
         }
     }
 

@@ -115,7 +115,7 @@ fn tell_digest(
     }
 }
 
-fn joined_path(base: &[u8], below: &[u8]) -> Vec<u8> {
+pub(super) fn joined_path(base: &[u8], below: &[u8]) -> Vec<u8> {
     match (base, below) {
         (base, b"") => base.to_vec(),
         (b"", below) => below.to_vec(),

@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod clean;
 mod copy;
 mod doctor;
 mod keygen;
@@ -25,6 +26,8 @@ use crate::manual;
 use crate::output::Output;
 use crate::signals::Signals;
 
+/// Descriptors that a run begins with: sockets, reactors, directories.
+const FILES_MIN: usize = 20;
 /// Longest wait for the server to take note that a session ends.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 
@@ -38,6 +41,9 @@ pub(crate) fn run(job: Job, verbose: bool, output: &mut Output) -> End {
         Job::Keygen { identity } => keygen::keygen(identity.as_deref(), output),
         Job::Manual { page, dir } => show_manual(page.as_deref(), dir.as_deref(), output),
         job => {
+            if let Err(error) = can_open_files() {
+                return fail(output, &error);
+            }
             let runtime = match tokio::runtime::Builder::new_multi_thread()
                 .enable_all()
                 .build()
@@ -110,6 +116,12 @@ async fn look(job: Job, output: &mut Output) -> End {
             parents,
             connection,
         } => look::make_directories(&paths, parents, &connection, output).await,
+        Job::Clean {
+            paths,
+            which,
+            dry_run,
+            connection,
+        } => clean::clean(&paths, which, dry_run, &connection, output).await,
         Job::Ping {
             host,
             port,
@@ -176,6 +188,25 @@ fn show_manual(page: Option<&str>, dir: Option<&std::path::Path>, output: &mut O
 fn fail(output: &mut Output, error: &Error) -> End {
     output.error(error);
     End::of(error.kind())
+}
+
+/// Fails if there are not even the descriptors that a run begins with: what finds none then would say so in
+/// many ways, and tokio by a panic.
+fn can_open_files() -> Result<(), Error> {
+    let mut open = Vec::with_capacity(FILES_MIN);
+    for _ in 0..FILES_MIN {
+        match std::fs::File::open("/dev/null") {
+            Ok(file) => open.push(file),
+            // Of a machine without it nothing is known yet.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => break,
+            Err(error) => {
+                let message = format!("can't start: it takes {FILES_MIN} more open files");
+                let error = Error::new(ErrorKind::Storage, message).with_source(error);
+                return Err(error.with_hint("raise the limit of open files (ulimit -n)"));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn no_runtime(error: std::io::Error) -> Error {

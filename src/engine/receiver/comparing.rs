@@ -143,7 +143,7 @@ impl Receiver {
         let chunks = match result {
             Ok(chunks) => chunks,
             Err(fault) => {
-                self.fail_file_here(entry, fault);
+                self.fail_file(entry, fault);
                 return Ok(());
             }
         };

@@ -194,9 +194,7 @@ impl Receiver {
             };
             match placed {
                 Placed::Settled(outcome) => {
-                    let full = self.full(&outcome);
                     self.settle(entry, outcome);
-                    self.end_if(full);
                 }
                 Placed::Fetch(wanted) => {
                     let wanted = coarsen(wanted);
@@ -251,24 +249,9 @@ impl Receiver {
             if !record.is_some_and(|record| matches!(record.state, State::Directory)) {
                 return Err(internal("storage finished a directory that was not placed"));
             }
-            let full = self.full(&outcome);
             self.settle(directory, outcome);
-            self.end_if(full);
         }
         Ok(())
-    }
-
-    /// The fault of an outcome that ends the run for lack of space.
-    fn full(&self, outcome: &Outcome) -> Option<Fault> {
-        match outcome {
-            Outcome::Failed(fault) => self.full_fault(fault),
-            _ => None,
-        }
-    }
-
-    pub(super) fn full_fault(&self, fault: &Fault) -> Option<Fault> {
-        let full = self.options.end_when_full && fault.code == FaultCode::NoSpace;
-        full.then(|| fault.clone())
     }
 
     pub(super) fn end_if(&mut self, fault: Option<Fault>) {
@@ -316,11 +299,7 @@ impl Receiver {
                 },
             ),
             Ok(false) => self.settle(entry, Outcome::Unchanged),
-            Err(fault) => {
-                let full = self.full_fault(&fault);
-                self.settle(entry, Outcome::Failed(fault));
-                self.end_if(full);
-            }
+            Err(fault) => self.settle(entry, Outcome::Failed(fault)),
         }
         Ok(())
     }
@@ -442,13 +421,6 @@ impl Receiver {
         self.drain(entry);
     }
 
-    /// The file fails by our own storage.
-    pub(super) fn fail_file_here(&mut self, entry: EntryId, fault: Fault) {
-        let full = self.full_fault(&fault);
-        self.fail_file(entry, fault);
-        self.end_if(full);
-    }
-
     /// Settles a failed file once nothing is in flight for it.
     pub(super) fn drain(&mut self, entry: EntryId) {
         let Some(file) = self.file(entry) else { return };
@@ -531,7 +503,7 @@ impl Receiver {
             }
             // It failed meanwhile: that it has its name now does not make it right.
             Ok(_) => self.drain(entry),
-            Err(fault) => self.fail_file_here(entry, fault),
+            Err(fault) => self.fail_file(entry, fault),
         }
         Ok(())
     }

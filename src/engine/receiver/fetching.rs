@@ -174,7 +174,7 @@ impl Receiver {
                 self.complete(entry);
             }
             Err(fault) => {
-                self.fail_file_here(entry, fault);
+                self.fail_file(entry, fault);
                 self.drain(entry);
             }
         }
@@ -243,7 +243,7 @@ impl Receiver {
         let chunks = match result {
             Ok(chunks) => chunks,
             Err(fault) => {
-                self.fail_file_here(entry, fault);
+                self.fail_file(entry, fault);
                 return Ok(());
             }
         };
@@ -312,7 +312,7 @@ impl Receiver {
                 self.enqueue(entry);
             }
             Err(fault) => {
-                self.fail_file_here(entry, fault);
+                self.fail_file(entry, fault);
                 self.drain(entry);
             }
         }
@@ -404,7 +404,7 @@ impl Receiver {
                 }
             }
             Err(FetchFailure::Storage(fault)) => {
-                self.fail_file_here(entry, fault);
+                self.fail_file(entry, fault);
                 return Ok(());
             }
         };
@@ -558,7 +558,6 @@ impl Receiver {
         }
         self.lanes.free_bytes(len);
         let mut wrong = Vec::new();
-        let mut full = None;
         for (file, (entry, result)) in files.into_iter().zip(results) {
             match result {
                 PackResult::Stored { digest } => {
@@ -577,13 +576,11 @@ impl Receiver {
                 }
                 PackResult::Mismatch => wrong.push(file),
                 PackResult::Failed(fault) => {
-                    full = full.or_else(|| self.full_fault(&fault));
                     self.settle(entry, Outcome::Failed(fault));
                 }
             }
         }
         self.repair_pack(region, wrong);
-        self.end_if(full);
         Ok(())
     }
 
@@ -617,12 +614,10 @@ impl Receiver {
         let Some(pack) = self.packs.remove(&region) else {
             return;
         };
-        let full = self.full_fault(fault);
         for file in &pack.files {
             self.settle(file.entry, Outcome::Failed(fault.clone()));
         }
         self.release(region);
-        self.end_if(full);
     }
 }
 

@@ -30,8 +30,6 @@ pub struct ReceiverOptions {
     pub in_flight_bytes_max: u64,
     /// The first failed entry ends the run.
     pub fail_early: bool,
-    /// An entry that fails for lack of local space ends the run: the others would fail as well.
-    pub end_when_full: bool,
     /// What the source does not have is removed at the end.
     pub mirror: bool,
     /// The sender is told what was removed.
@@ -49,7 +47,6 @@ impl ReceiverOptions {
             lane_fetches_max: 8,
             in_flight_bytes_max: 64 << 20,
             fail_early: false,
-            end_when_full: true,
             mirror: false,
             tell_removals: false,
         }

@@ -259,7 +259,6 @@ async fn receive(
         workers: serving.machinery.workers.clone(),
         sink: Arc::new(sink),
         options: ReceiverOptions {
-            end_when_full: true,
             mirror: mirrors,
             tell_removals: mirrors,
             ..ReceiverOptions::new(open.hash, open.chunk)

@@ -438,9 +438,12 @@ impl SinkFile for PartFile {
                 end: self.len,
             })
         });
+        // Of what does not fit, a file system may take all that is left before it says so, and what
+        // would fit beside it fails too.
+        room_for(&self.file, ranges.clone().map(ByteRange::len).sum())?;
         if self.directory.media == Media::Memory {
             // Reserving pages there costs as much as writing them; asking is free.
-            return room_for(&self.file, ranges.map(ByteRange::len).sum());
+            return Ok(());
         }
         for range in ranges.filter(|range| !range.is_empty()) {
             loop {
@@ -519,10 +522,16 @@ fn foreign(directory: &Handle, part: &Name, shown: &[u8]) -> StorageError {
 }
 
 fn room_for(file: impl AsFd, bytes: u64) -> io::Result<()> {
-    let told = fstatvfs(file)?;
+    let told = fstatvfs(&file)?;
+    let free = told.f_bavail.saturating_mul(told.f_frsize);
     // No blocks at all: the file system has no limit of its own.
-    if told.f_blocks != 0 && told.f_bavail.saturating_mul(told.f_frsize) < bytes {
-        return Err(Errno::NOSPC.into());
+    if told.f_blocks == 0 || free >= bytes {
+        return Ok(());
     }
-    Ok(())
+    // What an interrupted run left has some of it already.
+    let missing = bytes.saturating_sub(Status::of(file)?.allocated);
+    match free >= missing {
+        true => Ok(()),
+        false => Err(Errno::NOSPC.into()),
+    }
 }

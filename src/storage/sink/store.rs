@@ -22,7 +22,7 @@ use crate::storage::descriptors::Share;
 use crate::storage::error::StorageError;
 use crate::storage::leftover::{Lock, lock};
 use crate::storage::status::Status;
-use crate::wire::Fault;
+use crate::wire::{Fault, FaultCode};
 
 /// Files of a group that is not synced: only descriptors are spent on it.
 const UNSYNCED_GROUP_FILES: usize = 16;
@@ -72,6 +72,7 @@ impl Sink {
         let mut held = 0;
         // The next file takes its own descriptor, and may be the first one in another directory.
         while group.len() < files_max && share.fit(held + 2) == held + 2 {
+            let at_it = files.clone();
             let Some(file) = files.next() else { break };
             let (job, state) = match self.take_for_job(file.id) {
                 Ok(taken) => taken,
@@ -93,6 +94,11 @@ impl Sink {
                 }
                 Err(fault) => {
                     self.give_back(file.id, State::Wanted);
+                    // Too many open files: the group's come back when it is committed.
+                    if fault.code == FaultCode::Busy && !group.is_empty() {
+                        *files = at_it;
+                        break;
+                    }
                     results.push((file.id, Err(fault)));
                 }
             }

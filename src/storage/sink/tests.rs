@@ -1473,67 +1473,6 @@ fn set_id_bits_never_come_from_a_source_nor_stay_on_new_content() {
     assert_eq!(fs::metadata(path).unwrap().mode() & 0o7777, 0o755);
 }
 
-/// Not a test of anything: `cargo test --release -- --ignored pack_costs --nocapture` prints what a
-/// packed file costs on the file system of `$TMPDIR`.
-#[test]
-#[ignore = "a measurement"]
-fn pack_costs() {
-    let cpu = || {
-        let told = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        told.tv_sec as f64 * 1e6 + told.tv_nsec as f64 / 1e3
-    };
-    for (sync, preserve) in [
-        (false, Preserve::default()),
-        (false, ARCHIVE),
-        (true, ARCHIVE),
-    ] {
-        let mut field = Field::on(std::env::temp_dir());
-        (field.sync, field.preserve, field.descriptors) = (sync, preserve, 512);
-        let sink = field.sink();
-        let count = 20_000;
-        let mut items = vec![top()];
-        for id in 1..=count {
-            items.push(entry(
-                id,
-                0,
-                format!("file-{id}").as_bytes(),
-                file(4096),
-                metadata(0o644),
-            ));
-        }
-        let started = cpu();
-        let page = sink.place(items);
-        let placed = cpu();
-        let content = [7; 4096];
-        let ids: Vec<_> = page.entries[1..].iter().map(|(id, _)| *id).collect();
-        for ids in ids.chunks(256) {
-            let pack: Vec<_> = ids
-                .iter()
-                .map(|&id| PackFile {
-                    id,
-                    bytes: &content,
-                })
-                .collect();
-            assert!(
-                sink.store_pack(&pack)
-                    .iter()
-                    .all(|(_, result)| result.is_ok())
-            );
-        }
-        let stored = cpu();
-        sink.settled(&ids);
-        let ended = cpu();
-        let each = |from: f64, to: f64| (to - from) / count as f64;
-        println!(
-            "sync {sync}, archive {}: place {:.2} us, store {:.2} us, settle {:.2} us",
-            preserve.mode,
-            each(started, placed),
-            each(placed, stored),
-            each(stored, ended),
-        );
-    }
-}
-
 /// An older copy lends its bytes by a clone where the file system can, and else is read beside.
 #[test]
 fn a_part_file_begins_with_what_is_to_be_compared_and_nothing_else() {

@@ -184,6 +184,20 @@ pub(super) struct ReconnectBody<'a> {
 }
 
 #[derive(Serialize)]
+pub(super) struct LeftBody {
+    #[serde(flatten)]
+    pub(super) path: PathFields,
+    pub(super) size: u64,
+    pub(super) allocated: u64,
+    pub(super) age_s: u64,
+    pub(super) journal: bool,
+    pub(super) destination: Option<String>,
+    pub(super) destination_b64: Option<String>,
+    pub(super) fate: &'static str,
+    pub(super) reason: &'static str,
+}
+
+#[derive(Serialize)]
 pub(super) struct DigestBody {
     #[serde(flatten)]
     pub(super) path: PathFields,

@@ -16,14 +16,14 @@ use rdcp::progress::EntryType;
 use rdcp::progress::{Event, Progress};
 use rdcp::wire::message::{Listed, ListedKind};
 use rdcp::wire::{Fault, FaultCode};
-use rdcp::{Error, ErrorKind, Location, Status};
+use rdcp::{Error, ErrorKind, Fate, LeftBehind, Location, Status};
 use serde::Serialize;
 
 use super::status::{SessionBody, StatusBody};
 use lines::{
     AboutBody, ByTransport, CheckBody, DiagnosisFields, DifferenceBody, DigestBody, EntryBody,
-    EntryMore, ErrorBody, FaultFields, FiguresBody, Line, MeasuredBody, OfferBody, PathFields,
-    PingBody, PlaceFields, ProgressBody, ReconnectBody, StartBody, SummaryBody, Totals,
+    EntryMore, ErrorBody, FaultFields, FiguresBody, LeftBody, Line, MeasuredBody, OfferBody,
+    PathFields, PingBody, PlaceFields, ProgressBody, ReconnectBody, StartBody, SummaryBody, Totals,
     deleted_body, file_body, message,
 };
 
@@ -262,6 +262,26 @@ impl Json {
             Change::Made => "made",
         };
         self.put(io, kind, PathFields::new(path));
+    }
+
+    pub(super) fn left_behind(&mut self, io: &mut Io, path: &[u8], size: u64, left: &LeftBehind) {
+        let known = (!left.destination.is_empty()).then_some(&left.destination);
+        let body = LeftBody {
+            path: PathFields::new(path),
+            size,
+            allocated: left.allocated,
+            age_s: left.age_s,
+            journal: left.journal,
+            destination: known.map(|name| escape::path_whole(name)),
+            destination_b64: known.map(|name| STANDARD.encode(name)),
+            fate: match left.fate {
+                Fate::Removed => "removed",
+                Fate::Would => "would_remove",
+                Fate::Kept => "kept",
+            },
+            reason: left.why.name(),
+        };
+        self.put(io, "leftover", body);
     }
 
     pub(super) fn digest(

@@ -138,6 +138,7 @@ fn listings_are_exact() {
         },
         digest: None,
         fault: None,
+        left: None,
     };
     let export = Listed {
         kind: ListedKind::Export { writable: true },
