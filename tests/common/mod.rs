@@ -10,6 +10,7 @@
 
 pub(crate) mod command;
 pub(crate) mod daemon;
+pub(crate) mod flips;
 pub(crate) mod holdings;
 pub(crate) mod proxy;
 pub(crate) mod tree;

@@ -2,8 +2,9 @@
 //!
 //! It knows of the protocol only that the first byte of a connection tells TLS (the control
 //! connection) from data connections. It can hold traffic back from a number of bytes on, slow it down,
-//! cut connections or let them die without a word, and damage payload: wherever the test's marker comes by on a data connection,
-//! a bit is flipped, so that nothing but payload is hit.
+//! cut connections or let them die without a word, and damage payload: wherever the test's marker comes by
+//! on a data connection, a bit is flipped, so that nothing but payload is hit. Where more than that is to be
+//! hit, `flips` knows what is what.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,6 +13,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use super::flips::{Flips, Reader, Reads, Side};
+use super::tree::Random;
 use super::wait_for;
 
 /// Stands in the content of files whose transfer is to be damaged. Not likely anywhere else.
@@ -50,6 +53,11 @@ struct Shared {
     connections: AtomicU64,
     /// What passes on a data connection each second, if that is limited.
     data_rate: AtomicU64,
+    /// Bits that are flipped wherever they are to be.
+    flipping: Option<Arc<Flips>>,
+    /// How long pieces may be held back, by chance; and the numbers that decide it.
+    delay_ms_max: AtomicU64,
+    dice: Mutex<Random>,
     ended: AtomicBool,
 }
 
@@ -70,6 +78,15 @@ struct Gate {
 impl Proxy {
     /// A proxy in front of this address, which does no harm yet.
     pub(crate) fn new(target: SocketAddr) -> Self {
+        Self::with(target, None)
+    }
+
+    /// One that flips these bits.
+    pub(crate) fn flipping(target: SocketAddr, flips: &Arc<Flips>) -> Self {
+        Self::with(target, Some(Arc::clone(flips)))
+    }
+
+    fn with(target: SocketAddr, flipping: Option<Arc<Flips>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port can be had");
         let address = listener.local_addr().expect("it is bound");
         let shared = Arc::new(Shared {
@@ -88,6 +105,9 @@ impl Proxy {
             swallowed: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             data_rate: AtomicU64::new(0),
+            flipping,
+            delay_ms_max: AtomicU64::new(0),
+            dice: Mutex::new(Random::new(1)),
             ended: AtomicBool::new(false),
         });
         let accepting = Arc::clone(&shared);
@@ -183,6 +203,12 @@ impl Proxy {
             .store(bytes_per_second, Ordering::SeqCst);
     }
 
+    /// From now on one piece in ten is held back for up to so many milliseconds, and all behind it.
+    pub(crate) fn delay(&self, ms_max: u64, seed: u64) {
+        *self.shared.dice.lock().unwrap() = Random::new(seed);
+        self.shared.delay_ms_max.store(ms_max, Ordering::SeqCst);
+    }
+
     pub(crate) fn flipped(&self) -> u64 {
         self.shared.flipped.load(Ordering::SeqCst)
     }
@@ -228,13 +254,33 @@ fn carry(shared: &Arc<Shared>, mut client: TcpStream) -> std::io::Result<()> {
     server.write_all(&first)?;
     let (back_from, back_to) = (server.try_clone()?, client.try_clone()?);
     let back = Arc::clone(shared);
-    thread::spawn(move || pump(&back, kind, number, back_from, back_to));
-    pump(shared, kind, number, client, server);
+    let reads = Arc::new(Reads::default());
+    let back_reads = Arc::clone(&reads);
+    thread::spawn(move || {
+        let reader = back.reader(kind, Side::Server, 0);
+        pump(
+            &back,
+            kind,
+            number,
+            (reader, &back_reads),
+            back_from,
+            back_to,
+        );
+    });
+    let reader = shared.reader(kind, Side::Client, first.len());
+    pump(shared, kind, number, (reader, &reads), client, server);
     Ok(())
 }
 
 /// Carries one direction to its end, and hands the end on.
-fn pump(shared: &Shared, kind: Kind, number: u64, mut from: TcpStream, mut to: TcpStream) {
+fn pump(
+    shared: &Shared,
+    kind: Kind,
+    number: u64,
+    (mut reader, reads): (Option<Reader>, &Reads),
+    mut from: TcpStream,
+    mut to: TcpStream,
+) {
     let mut piece = [0; PIECE_BYTES];
     loop {
         shared.wait_at_gate(kind);
@@ -260,6 +306,10 @@ fn pump(shared: &Shared, kind: Kind, number: u64, mut from: TcpStream, mut to: T
             shared.data_bytes.fetch_add(len as u64, Ordering::SeqCst);
             shared.damage(piece);
         }
+        if let (Some(reader), Some(flips)) = (&mut reader, &shared.flipping) {
+            reader.pass(flips, reads, piece);
+        }
+        shared.delay();
         // What was read before the gate closed waits too.
         shared.wait_at_gate(kind);
         if to.write_all(piece).is_err() {
@@ -272,6 +322,26 @@ fn pump(shared: &Shared, kind: Kind, number: u64, mut from: TcpStream, mut to: T
 }
 
 impl Shared {
+    fn reader(&self, kind: Kind, side: Side, begun: usize) -> Option<Reader> {
+        let flips = self.flipping.as_ref()?;
+        Some(match kind {
+            Kind::Control => flips.control(side),
+            Kind::Data => flips.data(side, begun),
+        })
+    }
+
+    fn delay(&self) {
+        let ms_max = self.delay_ms_max.load(Ordering::SeqCst);
+        if ms_max > 0 {
+            let mut dice = self.dice.lock().unwrap();
+            let late = (dice.below(10) == 0).then(|| dice.below(ms_max));
+            drop(dice);
+            if let Some(ms) = late {
+                thread::sleep(Duration::from_millis(ms));
+            }
+        }
+    }
+
     fn wait_at_gate(&self, kind: Kind) {
         let mut gate = self.gate.lock().unwrap();
         while gate
