@@ -13,6 +13,10 @@ seed, though the moment of a fault never is quite the same.
   daemon restarted  the same, after SIGTERM
   daemon stopped    SIGSTOP for a moment: the command ends well
 
+With --restarts, one big file is pulled and then pushed at a bounded rate instead, while the daemon is ended so
+many times, by SIGKILL and by SIGTERM by turns, and started again: both commands end well by themselves, with
+one summary, and what was fetched again is told.
+
 `./run soak` builds what it needs. The exit status is 1 if anything was wrong; what was copied is kept then.
 """
 
@@ -21,6 +25,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -37,6 +42,11 @@ KILLS = ["client killed", "daemon killed"]
 # What an interruption may cost, beyond what had come when it was last told: the windows that are out and
 # what is recorded at once.
 LOST_MAX = 2 * 64 * MIB + 64 * MIB
+# The same for each time that a daemon was ended: a client that receives knows itself what it has, and loses what
+# was under way.
+RESTART_LOST_MAX = {"pull": 64 * MIB, "push": LOST_MAX}
+# A command that sends is told of a window at a time, of which a few are out.
+TOLD_LATE = 3 * 64 * MIB
 # Of a client that was killed, or interrupted before and after it could take note of it, or was done by then.
 INTERRUPTED = (-signal.SIGKILL, -signal.SIGINT, 130, 0)
 # A daemon that is idle has given memory back.
@@ -49,8 +59,13 @@ class Wrong(Exception):
 
 
 class Daemon:
-    def __init__(self, programs, top, quiet_ring):
+    def __init__(self, programs, top, quiet_ring, drain_s=None):
         self.programs, self.top, self.quiet_ring = programs, top, quiet_ring
+        self.more = []
+        if drain_s is not None:
+            config = top / "rdcpd.toml"
+            config.write_text(f"drain_seconds = {drain_s}\n")
+            self.more = ["--config", str(config)]
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -67,6 +82,7 @@ class Daemon:
         command = [
             str(self.programs / "rdcpd"), "--export", f"data={self.top / 'remote'}:rw",
             "--listen", f"127.0.0.1:{self.port}", "--state-dir", str(self.top / "state"), "--auth", "none",
+            *self.more,
         ]
         log = open(self.top / "daemon.log", "ab")
         deadline = time.monotonic() + 30
@@ -209,6 +225,15 @@ def options_by_chance(dice):
     return words
 
 
+def equal(one, other):
+    """By SHA-256, without the names."""
+    sums = []
+    for path in (one, other):
+        with open(path, "rb") as file:
+            sums.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return sums[0] == sums[1]
+
+
 class Soak:
     def __init__(self, told, top):
         self.told, self.top = told, top
@@ -216,7 +241,8 @@ class Soak:
         self.reconnects = self.resumed = self.reused = self.refetched_max = self.rss_max = 0
         (top / "remote").mkdir()
         (top / "local").mkdir()
-        self.daemon = Daemon(told.bin, top, quiet_ring=False)
+        # So that a daemon that is to end cuts what runs.
+        self.daemon = Daemon(told.bin, top, quiet_ring=False, drain_s=1 if told.restarts else None)
         self.lasts_s = 1.0
 
     def round(self, number):
@@ -260,6 +286,70 @@ class Soak:
         except Wrong as wrong:
             raise Wrong(f"{what}\n{wrong}") from None
         self.counts[fault] = self.counts.get(fault, 0) + 1
+
+    def restarts(self, way):
+        """One big file, and a daemon that does not live long."""
+        dice = random.Random(f"{self.told.seed} {way}")
+        source, copy = (self.top / end / "big" for end in {
+            "pull": ("remote", "local"), "push": ("local", "remote"),
+        }[way])
+        copy.unlink(missing_ok=True)
+        size = self.told.big * MIB
+        big_file(source, dice, size, holes=False)
+        url = f"rdcp://127.0.0.1:{self.daemon.port}/data/"
+        arguments = {"pull": [f"{url}big", str(self.top / "local/")], "push": [str(source), url]}[way]
+        command = [
+            str(self.told.bin / "rdcp"), way, "--json", "--accept-new", "--timeout", "60s",
+            "--bwlimit", self.told.bwlimit, *arguments,
+        ]
+        env = {**os.environ, "HOME": str(self.top), "XDG_CONFIG_HOME": str(self.top / "config")}
+        begun = time.monotonic()
+        said = open(self.top / "said", "w+b")
+        client = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=env)
+        ended = 0
+        while ended < self.told.restarts:
+            # At a share of the bytes drawn by chance from each of as many equal parts, so that all of them come
+            # while it runs.
+            share = (ended + dice.uniform(0.1, 0.9)) / self.told.restarts
+            while client.poll() is None and not self.came_to(share * (size - TOLD_LATE), ended):
+                time.sleep(0.05)
+            if client.poll() is not None:
+                raise Wrong(f"it ended after {ended} of {self.told.restarts} restarts:\n{tail(said)}")
+            # The last one is no SIGTERM: the second that it leaves may be all that the copy needs.
+            ended += 1
+            self.happens(["daemon killed", "daemon restarted"][(self.told.restarts - ended) % 2], client, dice)
+        status = self.wait(client, said)
+        lines = self.lines(said)
+        summary = self.summary(status, lines, said)
+        told = {state: 0 for state in ("lost", "connected")}
+        for line in lines:
+            if line.get("type") == "reconnect":
+                told[line["state"]] += 1
+        if set(told.values()) != {ended} or summary["reconnects"] != ended:
+            raise Wrong(f"{ended} restarts, but {told} told: {summary}")
+        if (summary["files"], summary["bytes"], summary["failed"]) != (1, size, 0):
+            raise Wrong(f"not one file of {size} bytes: {summary}")
+        if not equal(source, copy):
+            raise Wrong(f"the copy differs: {copy}")
+        if left := [name for name in os.listdir(copy.parent) if name.startswith(".rdcp-")]:
+            raise Wrong(f"left behind: {', '.join(left)}")
+        # Here bytes that came twice count twice.
+        again = sum(summary["bytes_by_transport"].values()) - size
+        if not 0 <= again <= ended * RESTART_LOST_MAX[way]:
+            raise Wrong(f"{again} bytes were copied again in {ended} restarts: {summary}")
+        self.rss_max = max(self.rss_max, self.daemon.check())
+        print(f"{way} of {self.told.big} MiB at {self.told.bwlimit}B/s: {ended} restarts, "
+              f"{time.monotonic() - begun:.0f} s with the comparison, {again / MIB:.1f} MiB copied again, "
+              f"{again / MIB / max(ended, 1):.1f} MiB a restart", flush=True)
+        for path in (source, copy):
+            path.unlink()
+
+    def came_to(self, bytes_done, reconnects):
+        """Whether the command that runs told so many of both."""
+        # Opened anew: the place in `said` is where the command writes.
+        said = (self.top / "said").read_bytes()
+        done = re.findall(rb'"bytes_done":(\d+)', said[-8192:])
+        return int(done[-1] if done else 0) >= bytes_done and said.count(b'"state":"connected"') == reconnects
 
     def run(self, command, env, fault, dice, source_bytes):
         begun = time.monotonic()
@@ -355,10 +445,15 @@ def main():
     add("--seed", type=int, default=None, help="of the first round (default: by the clock)")
     add("--kills", type=int, default=0, metavar="N",
         help="instead: N rounds in which client and daemon are killed by turns, pulls and pushes")
+    add("--restarts", type=int, default=0, metavar="N",
+        help="instead: a file of --big MiB each way, while the daemon is ended and started again N times")
+    add("--bwlimit", default="64M", metavar="RATE", help="of the copies of --restarts (default 64M)")
     add("--big", type=int, default=48, metavar="MIB", help="size of the largest files (default 48)")
     add("--dir", type=Path, default=None, help="where trees are made (default: the temporary directory)")
     add("-v", "--verbose", action="store_true", help="name each round")
     told = parser.parse_args()
+    if told.restarts and told.big * MIB < 2 * TOLD_LATE:
+        parser.error(f"--restarts needs a --big of {2 * TOLD_LATE // MIB} at least")
     told.bin = told.bin.resolve()
     told.seed = int(time.time()) if told.seed is None else told.seed
     top = Path(tempfile.mkdtemp(prefix="rdcp-soak.", dir=told.dir))
@@ -368,9 +463,14 @@ def main():
     begun = time.monotonic()
     try:
         soak = Soak(told, top)
-        while (rounds < told.kills) if told.kills else (time.monotonic() - begun < told.minutes * 60):
-            soak.round(rounds)
-            rounds += 1
+        if told.restarts:
+            for way in ("pull", "push"):
+                soak.restarts(way)
+                rounds += 1
+        else:
+            while (rounds < told.kills) if told.kills else (time.monotonic() - begun < told.minutes * 60):
+                soak.round(rounds)
+                rounds += 1
     except Wrong as found:
         wrong = found
     finally:
