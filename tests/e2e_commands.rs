@@ -454,10 +454,18 @@ fn completions_and_manual_cover_every_command() {
     assert!(page.contains(".TH") && page.contains("pull"), "{page}");
     let page = world.bare("man").arg("pull").run().ok().text();
     assert!(page.contains("overwrite"));
+    let page = world.bare("man").arg("failures").run().ok().text();
+    assert!(page.contains(".TH") && page.contains("The destination fills up"));
     let pages = world.make("pages");
     world.bare("man").arg("--dir").arg(&pages).run().ok();
     let names = tree::listing(&pages);
-    for command in ["rdcp.1", "rdcp-pull.1", "rdcp-push.1", "rdcp-verify.1"] {
+    for command in [
+        "rdcp.1",
+        "rdcp-pull.1",
+        "rdcp-push.1",
+        "rdcp-verify.1",
+        "rdcp-failures.1",
+    ] {
         assert!(
             names.iter().any(|name| name == command),
             "{command} in {names:?}"

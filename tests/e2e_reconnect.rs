@@ -458,6 +458,23 @@ fn an_export_that_is_gone_ends_the_copy() {
 }
 
 #[test]
+fn an_interrupt_ends_a_copy_whose_peer_says_nothing() {
+    for way in BOTH {
+        let copying = Copying::new(way, 0, &[16]);
+        copying
+            .proxy
+            .hold_on(copying.proxy.data_bytes() + 4 * MIB, Scope::All);
+        // What is to end it is the signal, and not the silence.
+        let running = copying.command(&["--timeout", "1h"]).start();
+        copying.proxy.wait_held();
+        running.signal(Signal::INT);
+        let lines = running.wait().expect(130).json();
+        assert_eq!(lines.last().unwrap()["type"], "summary");
+        assert!(!copying.copy().join("big 0").exists());
+    }
+}
+
+#[test]
 fn an_interrupt_ends_the_search_for_the_daemon() {
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut copying = Copying::new(Way::Pull, 10, &[16]);

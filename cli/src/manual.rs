@@ -1,4 +1,5 @@
-//! Manual pages and completion scripts, made from the definition of the arguments.
+//! Manual pages and completion scripts, made from the definition of the arguments, and one from
+//! the text that the repository shows as Markdown.
 
 use std::io;
 use std::path::Path;
@@ -6,10 +7,15 @@ use std::path::Path;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
-use clap_mangen::roff::{Roff, bold, roman};
+use clap_mangen::roff::{Inline, Roff, bold, roman};
 
 use crate::args::{self, Cli};
 use crate::exit;
+
+/// Failures of other programs, and what is done here instead: both a file to be read and rdcp-failures(1).
+const FAILURES: &str = include_str!("../../FAILURES.md");
+/// What that page is called by who asks for it.
+const FAILURES_NAME: &str = "failures";
 
 /// The completion script of a shell.
 pub(crate) fn completions(shell: Shell) -> Vec<u8> {
@@ -18,8 +24,11 @@ pub(crate) fn completions(shell: Shell) -> Vec<u8> {
     script
 }
 
-/// One page as roff: rdcp(1), or that of a command. `None` if there is no such command.
+/// One page as roff: rdcp(1), that of a command, or that of failures. `None` if there is no such page.
 pub(crate) fn page(command: Option<&str>) -> Option<Vec<u8>> {
+    if command == Some(FAILURES_NAME) {
+        return failures().ok();
+    }
     let pages = commands();
     let name = command.map_or_else(|| "rdcp".to_owned(), |command| format!("rdcp-{command}"));
     let page = pages.iter().find(|page| page.get_name() == name)?;
@@ -75,7 +84,79 @@ fn write_pages(directory: &Path) -> io::Result<usize> {
             render(page)?,
         )?;
     }
-    Ok(pages.len())
+    std::fs::write(directory.join("rdcp-failures.1"), failures()?)?;
+    Ok(pages.len() + 1)
+}
+
+/// rdcp-failures(1), of that section so that one directory holds all pages. Of Markdown it knows what that text uses: headings, paragraphs, items that begin with
+/// a word and a colon, and words in backquotes.
+fn failures() -> io::Result<Vec<u8>> {
+    let mut roff = Roff::new();
+    roff.control("TH", ["rdcp-failures", "1", "", "", "rdcp manual"]);
+    // Names of tests are long; lines that can't be filled look worse than ragged ones.
+    roff.control("ad", ["l"]);
+    roff.control("nh", []);
+    roff.control("SH", ["NAME"]);
+    roff.text([roman(
+        "rdcp-failures - failures of other programs, and what rdcp does",
+    )]);
+    roff.control("SH", ["DESCRIPTION"]);
+    for block in blocks(FAILURES) {
+        if block.starts_with("# ") {
+            continue;
+        }
+        if let Some(heading) = block.strip_prefix("## ") {
+            roff.control("SH", [heading.to_uppercase().as_str()]);
+        } else if let Some(heading) = block.strip_prefix("### ") {
+            roff.control("SS", [heading]);
+        } else if let Some((label, text)) = block
+            .strip_prefix("- ")
+            .and_then(|item| item.split_once(": "))
+        {
+            roff.control("TP", []);
+            roff.text([bold(label)]);
+            roff.text(words(text));
+        } else {
+            roff.control("PP", []);
+            roff.text(words(&block));
+        }
+    }
+    roff.control("SH", ["SEE ALSO"]);
+    roff.text([roman("rdcp(1), rdcpd(1)")]);
+    let mut page = Vec::new();
+    roff.to_writer(&mut page)?;
+    Ok(page)
+}
+
+/// Headings, items and paragraphs, each in one line.
+fn blocks(markdown: &str) -> Vec<String> {
+    let mut blocks: Vec<String> = Vec::new();
+    let mut begins = true;
+    for line in markdown.lines() {
+        let text = line.trim();
+        begins |= line.starts_with(['#', '-']);
+        if text.is_empty() {
+            begins = true;
+        } else if begins {
+            blocks.push(text.to_owned());
+            begins = line.starts_with('#');
+        } else if let Some(block) = blocks.last_mut() {
+            block.push(' ');
+            block.push_str(text);
+        }
+    }
+    blocks
+}
+
+/// What stands in backquotes is bold.
+fn words(text: &str) -> Vec<Inline> {
+    let pieces = text.split('`').enumerate();
+    pieces
+        .map(|(number, piece)| match number % 2 {
+            0 => roman(piece),
+            _ => bold(piece),
+        })
+        .collect()
 }
 
 /// The command and its commands, each under the name of its page.
@@ -165,7 +246,7 @@ fn own_sections(name: &str) -> Roff {
     roff.text([roman("Your own key, as rdcp keygen makes it.")]);
     roff.control("SH", ["SEE ALSO"]);
     let also = match name {
-        "rdcp" => "rdcpd(1), b3sum(1), sha256sum(1)",
+        "rdcp" => "rdcpd(1), rdcp-failures(1), b3sum(1), sha256sum(1)",
         _ => "rdcp(1), rdcpd(1)",
     };
     roff.text([roman(also)]);
@@ -211,11 +292,39 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_failures_has_all_of_the_text() {
+        let page = String::from_utf8(page(Some(FAILURES_NAME)).unwrap()).unwrap();
+        assert_eq!(
+            page.matches(".SS ").count(),
+            FAILURES.matches("\n### ").count()
+        );
+        assert_eq!(
+            page.matches(".TP").count(),
+            FAILURES.matches("\n- ").count()
+        );
+        assert!(!page.contains('`'), "{page}");
+        let plain = |text: &str| text.replace("\\-", "-").replace("\\*(Aq", "'");
+        let plain = plain(&page).replace("\\fB", "").replace("\\fR", "");
+        for block in blocks(FAILURES) {
+            let block = block.trim_start_matches(['#', '-', ' ']).replace('`', "");
+            let text = block
+                .split_once(": ")
+                .map_or(block.as_str(), |(_, text)| text);
+            let is_there = plain.contains(text) || plain.contains(&text.to_uppercase());
+            assert!(
+                is_there || block.starts_with("Failures elsewhere"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
     fn all_pages_are_written() {
         let directory = tempfile::tempdir().unwrap();
         let count = write_pages(directory.path()).unwrap();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), count);
         assert!(directory.path().join("rdcp-pull.1").exists());
+        assert!(directory.path().join("rdcp-failures.1").exists());
         assert!(page(Some("nothing")).is_none());
     }
 }

@@ -10,6 +10,7 @@ list whose combinations are all run:
                                          they leave the machine in a state that others can't use
     disks    none, ext4, xfs             (none); a plus sign takes both: ext4+xfs
     nfs      no, yes                     (no)
+    programs none, rsync+curl            (none) others than those every guest has, from this machine
     long     no, yes                     (no) runs only with --long: it takes minutes, or wants a quiet
                                          host, and so is not part of `./run test`
     clock    real, counted               (real); counted: processor times are numbers of instructions,
@@ -30,16 +31,18 @@ from pathlib import Path
 
 import kernels
 import vm
-from paths import HERE, LabError
+from paths import HERE, LabError, need_program
 
 DEFAULTS = {
     "hosts": "1", "kernels": ",".join(kernels.SUITES), "libs": "with", "alone": "no",
-    "disks": "none", "nfs": "no", "clock": "real", "power": "stays", "long": "no", "limit_s": "300",
+    "disks": "none", "nfs": "no", "clock": "real", "power": "stays", "programs": "none", "long": "no",
+    "limit_s": "300",
 }
 ALLOWED = {
     "hosts": {"1", "2"}, "kernels": set(kernels.SUITES), "libs": {"with", "without"},
     "alone": {"no", "yes"}, "disks": {"none", "ext4", "xfs", "ext4+xfs"}, "nfs": {"no", "yes"},
-    "clock": {"real", "counted"}, "power": {"stays", "cut"}, "long": {"no", "yes"},
+    "clock": {"real", "counted"}, "power": {"stays", "cut"}, "programs": {"none", "rsync+curl"},
+    "long": {"no", "yes"},
 }
 # Guards against what hangs, as is each case's own, wide enough for a host that is busy with other things.
 BOOT_LIMIT_S = 300
@@ -57,6 +60,7 @@ class Place:
     nfs: str
     clock: str
     power: str
+    programs: str
     alone: str
 
 
@@ -82,10 +86,10 @@ def _plan(kernel, text, long):
     plan, left_out = {}, set()
     for path in sorted((HERE / "cases").glob("*.sh")):
         for told in _headers(path):
-            keys = ("kernels", "hosts", "libs", "disks", "nfs", "clock", "power")
+            keys = ("kernels", "hosts", "libs", "disks", "nfs", "clock", "power", "programs")
             lists = [told[key].split(",") for key in keys]
             for values in product(*lists):
-                place = Place(*values, alone=path.stem if "yes" == told["alone"] or values[-1] == "cut" else "")
+                place = Place(*values, alone=path.stem if "yes" == told["alone"] or "cut" in values else "")
                 cases = plan.setdefault(place, [])
                 if kernel not in (None, place.kernel) or text not in path.stem or path in cases:
                     continue
@@ -120,9 +124,11 @@ def _header(path, line):
 def _boot(options, place, cases):
     """One boot with its cases, each a line of the table: whether each passed."""
     limits = [max(int(told["limit_s"]) for told in _headers(case)) for case in cases]
+    more = () if place.programs == "none" else place.programs.split("+")
     options = dataclasses.replace(
-        options, kernel=place.kernel, rdma_libraries=place.libs == "with", nfs=place.nfs == "yes",
-        counted=place.clock == "counted",
+        options, programs={**options.programs, **{name: need_program(name, name) for name in more}},
+        kernel=place.kernel, rdma_libraries=place.libs == "with",
+        nfs=place.nfs == "yes", counted=place.clock == "counted",
         disks=() if place.disks == "none" else tuple(place.disks.split("+")),
         timeout_s=BOOT_LIMIT_S + sum(limits),
     )
@@ -149,6 +155,8 @@ def _boot(options, place, cases):
                     passed = False
                     _show(case, name, place, status, share / f"{case.stem}.{name}.log")
             print(f"{seconds:7.1f}  {heading}  {case.stem}{'' if passed else '   FAILED'}")
+            for name in names:
+                _report(share / f"{case.stem}.{name}.log")
             verdicts.append(passed)
         boot_s = max(result.boot_s for result in results)
         total_s = max(result.total_s for result in results)
@@ -176,6 +184,13 @@ def _result(path):
         return int(status), int(ms)
     except (OSError, ValueError):
         return None, 0
+
+
+def _report(log):
+    """What a case has measured, which is worth to be seen though it passed."""
+    for line in log.read_text(errors="replace").splitlines() if log.exists() else ():
+        if line.startswith("= "):
+            print(f"         {line[2:]}")
 
 
 def _show(case, name, place, status, log):

@@ -103,5 +103,6 @@ pub(super) const COMPLETIONS_EXAMPLES: &str = "  \
 pub(super) const MAN_EXAMPLES: &str = "  \
   rdcp man | man -l -
   rdcp man pull | man -l -
+  rdcp man failures | man -l -           what went wrong elsewhere, and what is done here
   rdcp man --dir /usr/share/man/man1
   rdcpd --man | man -l -                 that of the daemon";

@@ -226,8 +226,8 @@ pub(crate) struct CompletionsArgs {
 /// `rdcp man`.
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The command whose page is printed; without it rdcp(1)
-    #[arg(value_name = "COMMAND")]
+    /// The command whose page is printed, or `failures` for rdcp-failures(1); without it rdcp(1)
+    #[arg(value_name = "PAGE")]
     pub(crate) page: Option<String>,
     /// Write all pages into this directory instead, with that of the rdcpd that lies beside this rdcp
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with = "page")]

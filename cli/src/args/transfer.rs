@@ -206,6 +206,9 @@ pub(crate) struct TransferArgs {
     #[arg(long, value_name = "RATE", value_parser = rate, help_heading = DATA_PATH)]
     pub(crate) bwlimit: Option<NonZeroU64>,
     /// Data connections to the server [default: one for each lane, at most 2]
+    ///
+    /// On a long path that loses packets more of them carry more, as each is slowed down by its own losses
+    /// only: with 1 % lost and 20 ms each way, 8 were twice as fast as one, or as curl.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=STREAMS_MAX as i64),
           help_heading = DATA_PATH)]
     pub(crate) streams: Option<u16>,
