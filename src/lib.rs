@@ -77,6 +77,8 @@ pub mod manifest;
 pub mod memory;
 #[doc(hidden)]
 pub mod session;
+#[cfg(test)]
+mod simulation;
 #[doc(hidden)]
 pub mod storage;
 #[doc(hidden)]

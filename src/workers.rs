@@ -17,7 +17,7 @@ use std::thread::{self, JoinHandle};
 use crossbeam_channel::{Receiver, Sender};
 use tokio::sync::oneshot;
 
-type Job = Box<dyn FnOnce() + Send>;
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// The pool; clones are handles to the same threads. When the last one goes, what was submitted is
 /// still done, and that drop waits for it (except on one of the pool's own threads).
@@ -104,6 +104,19 @@ impl Workers {
                 })
             })
         }
+    }
+}
+
+#[cfg(test)]
+impl Workers {
+    /// A pool without threads: its jobs are run by whoever takes them.
+    pub(crate) fn without_threads() -> (Self, Receiver<Job>) {
+        let (sender, jobs) = crossbeam_channel::unbounded();
+        let pool = Pool {
+            jobs: Some(sender),
+            threads: Mutex::default(),
+        };
+        (Self(Arc::new(pool)), jobs)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Both engines under seeded chance: every order of events, lost lanes, damaged bytes, changing
 //! sources, failing stores, cancelled runs, credit at its minimum.
 //!
-//! `RDCP_SEED=n` replays one seed, `RDCP_SEEDS=n` sets how many are tried.
+//! `RDCP_SEED=n` replays one seed, `RDCP_SEEDS=n` sets how many are tried; one more is made of the commit.
 
 #![allow(missing_docs, unreachable_pub, clippy::cast_possible_truncation)]
 
@@ -95,7 +95,10 @@ fn every_seed_ends_as_its_plan_allows() {
         return;
     }
     let seeds = number("RDCP_SEEDS").unwrap_or(4000);
-    (0..seeds).for_each(|seed| run(seed, &mut coverage));
+    let of_commit = random::of_commit();
+    for seed in (0..seeds).chain(of_commit) {
+        run(seed, &mut coverage);
+    }
     println!("{seeds} seeds: {coverage:?}");
     if seeds >= 1000 {
         assert!(coverage.finished > seeds / 3 && coverage.cut_short > seeds / 20);
@@ -120,7 +123,10 @@ fn every_seed_ends_as_its_plan_allows() {
 #[test]
 fn a_hostile_peer_breaks_nothing() {
     let seeds = number("RDCP_SEEDS").unwrap_or(3000);
-    for seed in number("RDCP_SEED").map_or(0..seeds, |seed| seed..seed + 1) {
+    let chosen = number("RDCP_SEED");
+    let all = chosen.map_or(0..seeds, |seed| seed..seed + 1);
+    let of_commit = random::of_commit().filter(|_| chosen.is_none());
+    for seed in all.chain(of_commit) {
         let _telltale = Telltale(seed);
         let mut random = Random::new(seed);
         hostile::receiver(&mut |end| random.below(end), 120);

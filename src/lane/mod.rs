@@ -8,6 +8,8 @@
 
 mod events;
 mod fetch;
+#[cfg(test)]
+pub(crate) mod in_memory;
 mod link;
 mod regions;
 mod serve;

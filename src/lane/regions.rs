@@ -156,6 +156,13 @@ impl RegionTable {
         drop(removed);
     }
 
+    /// Whether nothing can be read.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        regions.by_key.is_empty()
+    }
+
     /// The region of a READ. The lock is held for the look alone, and contended only while the
     /// session changes the table.
     pub(super) fn find(

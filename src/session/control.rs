@@ -307,6 +307,15 @@ async fn say_hello(server: Stranger, software: &str) -> Result<ClientControl, Co
     })
 }
 
+/// The halves of a control connection on which both ends have greeted.
+#[cfg(test)]
+pub(crate) fn greeted<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static>(
+    io: S,
+) -> (ControlReader<tokio::io::ReadHalf<S>>, ControlWriter) {
+    let (reader, writing) = ControlReader::new(io, crate::wire::Decoder::new()).part();
+    (reader, ControlWriter::start(writing))
+}
+
 /// A client that has said Hello and waits for its Welcome.
 pub struct Greeted {
     reader: ControlReader<TlsStream<TcpStream>>,

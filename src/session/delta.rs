@@ -5,6 +5,7 @@
 //! change beneath us: what is hashed is what lies in the part file, or the very bytes that are then
 //! written there. Runs on workers; memory is one chunk, whatever the file.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -79,6 +80,8 @@ struct Rest {
     grows: bool,
     chunks: usize,
     portions: Vec<Portion>,
+    /// Chunks that are not in the part file, as what has them is only compared so far.
+    unwritten: HashSet<ChunkIndex>,
 }
 
 #[derive(Debug)]
@@ -139,6 +142,7 @@ impl Found {
             rest.chunks += unwritten.len();
             rest.grows &= same == compared.len() && rest.chunks < UNWRITTEN_CHUNKS_MAX;
             if !unwritten.is_empty() {
+                rest.unwritten.extend(unwritten.iter().map(|asked| asked.0));
                 let chunks = unwritten;
                 rest.portions.push(Portion { chunks, data });
             }
@@ -151,6 +155,7 @@ impl Found {
         };
         if let Some(portion) = more {
             write(part, len, size, &portion, &mut buffer)?;
+            self.wrote(&portion);
         }
         Ok(compared)
     }
@@ -173,9 +178,22 @@ impl Found {
                 return Ok(());
             };
             write(part, len, size, &portion, &mut buffer)?;
+            self.wrote(&portion);
             if !goes_on() {
                 return Err(io::Error::other("the transfer was ended"));
             }
+        }
+    }
+
+    /// Whether a chunk is in the part file, if it is proved: what is not may not be recorded as if it were.
+    pub(super) fn is_written(&self, chunk: ChunkIndex) -> bool {
+        !self.rest().unwritten.contains(&chunk)
+    }
+
+    fn wrote(&self, portion: &Portion) {
+        let mut rest = self.rest();
+        for (chunk, ..) in &portion.chunks {
+            rest.unwritten.remove(chunk);
         }
     }
 

@@ -144,6 +144,8 @@ fn weight(message: &Message) -> usize {
 enum Carrier {
     Tcp(std::net::TcpStream, ConnectionKeys),
     Rdma(rdma::Connection),
+    #[cfg(test)]
+    Memory,
 }
 
 #[derive(Default)]
@@ -360,6 +362,18 @@ impl Peer {
         self.carry(None, Carrier::Tcp(stream, keys))
     }
 
+    /// Puts a data connection without a socket on a lane without a thread.
+    #[cfg(test)]
+    pub(crate) fn attach_in_memory(self: &Arc<Self>) -> bool {
+        self.carry(None, Carrier::Memory)
+    }
+
+    /// Whether nothing of the session is left that costs others: no seat, no region, no memory.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.seats() == 0 && self.regions.is_empty() && self.memory.is_whole()
+    }
+
     /// What is alike whatever carries the bytes.
     fn carry(self: &Arc<Self>, rail: Option<rails::Railed>, connection: Carrier) -> bool {
         let mut connections = self
@@ -379,6 +393,8 @@ impl Peer {
         let connection = match connection {
             Carrier::Tcp(stream, keys) => self.lanes.attach(at, stream, keys, regions, events),
             Carrier::Rdma(queue_pair) => self.lanes.attach_rdma(at, queue_pair, regions, events),
+            #[cfg(test)]
+            Carrier::Memory => self.lanes.attach_in_memory(regions, events),
         };
         connections.up.push((lane, Arc::new(connection)));
         if let Some(railed) = rail {

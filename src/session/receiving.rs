@@ -9,7 +9,7 @@ mod comparing;
 mod packs;
 mod recording;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -72,7 +72,8 @@ struct Driver {
     /// last words of a run and those of its session often come together.
     over: Option<Fault>,
     results: mpsc::UnboundedSender<Done>,
-    files: HashMap<EntryId, File>,
+    /// By entry, so that what is done for several is done in their order.
+    files: BTreeMap<EntryId, File>,
     /// Fetches on lanes, by the number that the lane knows each by.
     fetches: HashMap<u64, Posted>,
     next_fetch: u64,
@@ -159,7 +160,7 @@ impl Receiving {
             watch: self.watch,
             over: None,
             results,
-            files: HashMap::new(),
+            files: BTreeMap::new(),
             fetches: HashMap::new(),
             next_fetch: 0,
             counted: Carried::default(),
@@ -730,7 +731,9 @@ impl Driver {
             return;
         };
         file.verified += 1;
-        file.records.add(file.sink.as_deref(), chunk, digest);
+        if file.found.is_written(chunk) {
+            file.records.add(file.sink.as_deref(), chunk, digest);
+        }
         let is_due = file.records.bytes(self.chunk) >= RECORDING_BYTES;
         if let Some(root) = &mut file.root
             && let Err(error) = root.add(chunk, digest)
@@ -761,7 +764,7 @@ impl Driver {
         let (hash, chunk) = (self.hash, self.chunk);
         let results = self.results.clone();
         self.job(move || {
-            let mut digests: HashMap<EntryId, Option<[u8; 32]>> = HashMap::new();
+            let mut digests: BTreeMap<EntryId, Option<[u8; 32]>> = BTreeMap::new();
             let mut ended = Vec::new();
             for (entry, path, file) in files {
                 if let Some(file) = file

@@ -1,23 +1,44 @@
 //! Every call by which storage changes what lies under a name.
 //!
-//! In: open directories and files, names. Out: the kernel's answers; these are its own calls and nothing
-//! else. They stand in one place so that it can be read off what a receiver does to a disk. Not here:
-//! reads and opens of what is there, unnamed scratch files, and direct writes that a reactor posts.
-//! Nothing here decides anything.
+//! In: open directories and files, names. Out: the kernel's answers; outside of tests these are its own
+//! calls and nothing else. They stand in one place so that it can be read off what a receiver does to a
+//! disk, and so that the simulation can put a disk of its own beneath the very code that runs elsewhere:
+//! one that fails an operation, or loses power between two. Not here: reads and opens of what is there,
+//! unnamed scratch files, and direct writes that a reactor posts. Nothing here decides anything.
+
+#[cfg(test)]
+pub(crate) mod disk;
+#[cfg(test)]
+pub(crate) mod image;
+#[cfg(test)]
+mod scripted;
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{self, Errno};
 
+#[cfg(not(test))]
 pub(crate) use crate::sys::writeback::start_writeback;
+#[cfg(not(test))]
 use rustix::fs::openat;
+#[cfg(not(test))]
 pub(crate) use rustix::fs::{
     chmod, chownat, fallocate, fchmod, fchown, fdatasync, fremovexattr, fsetxattr, fsync,
     ftruncate, futimens, ioctl_ficlone, linkat, mkdirat, renameat, renameat_with, symlinkat,
     unlinkat, utimensat,
 };
+#[cfg(not(test))]
 pub(crate) use rustix::io::{pwrite, write};
+
+#[cfg(test)]
+use scripted::openat;
+#[cfg(test)]
+pub(crate) use scripted::{
+    chmod, chownat, fallocate, fchmod, fchown, fdatasync, fremovexattr, fsetxattr, fsync,
+    ftruncate, futimens, ioctl_ficlone, linkat, mkdirat, pwrite, renameat, renameat_with,
+    start_writeback, symlinkat, unlinkat, utimensat, write,
+};
 
 /// Makes a file of this name, which nothing may have yet, and opens it.
 pub(crate) fn create(

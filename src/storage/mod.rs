@@ -21,14 +21,14 @@ pub mod version;
 pub mod xattr;
 
 pub(crate) mod calls;
-mod descriptors;
+pub(crate) mod descriptors;
 mod directory;
 mod leftover;
 mod links;
 mod names;
 mod open_up;
 mod pack;
-mod part_name;
+pub(crate) mod part_name;
 mod scratch;
 mod tour;
 mod walk;

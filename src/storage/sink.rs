@@ -242,7 +242,8 @@ impl Sink {
         sink
     }
 
-    fn with_descriptors(
+    /// The same with bounds of its own, and as if nobody else were in the process.
+    pub(crate) fn with_descriptors(
         root: Arc<Root>,
         destination: Vec<u8>,
         options: SinkOptions,

@@ -45,3 +45,13 @@ pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
+
+/// The commit that is tested, as a seed: each gets one that no other had. Nothing without git.
+pub fn of_commit() -> Option<u64> {
+    let mut git = std::process::Command::new("git");
+    git.args(["rev-parse", "HEAD"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    let answer = git.output().ok().filter(|answer| answer.status.success())?;
+    let text = String::from_utf8(answer.stdout).ok()?;
+    u64::from_str_radix(text.get(..16)?, 16).ok()
+}

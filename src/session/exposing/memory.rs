@@ -73,6 +73,13 @@ impl ServingMemory {
         self.slots.iter().for_each(Pool::give_back);
     }
 
+    /// Whether nobody has any of it.
+    #[cfg(test)]
+    pub(crate) fn is_whole(&self) -> bool {
+        let whole = |pool: &Pool| pool.available() == pool.slots_max();
+        whole(&self.packs) && self.slots.iter().all(whole) && self.budget.held().0 == 0
+    }
+
     /// Bytes of files that are registered for all sessions beside a window of each, and the bound.
     pub(crate) fn registered_bytes(&self) -> (u64, u64) {
         self.budget.held()
@@ -98,6 +105,13 @@ impl SessionMemory {
     pub(crate) fn set_rails(&self, rails: Arc<dyn RailMemory>) {
         // A second call is a defect of ours, and harmless: the first rails stay.
         let _ = self.rails.set(rails);
+    }
+
+    /// Whether nothing of it is in use.
+    #[cfg(test)]
+    pub(crate) fn is_whole(&self) -> bool {
+        let own = self.own_slot.lock().unwrap_or_else(PoisonError::into_inner);
+        self.own_pack.available() == 1 && own.as_ref().is_none_or(|own| own.available() == 1)
     }
 
     /// Bytes of files that are registered for the session.

@@ -312,7 +312,13 @@ impl Sink {
         }
         for staged in durable() {
             self.check_running()?;
-            fsync(staged.fd()).map_err(|errno| StorageError::new("sync", staged.shown(), errno))?;
+            let failed = |errno| StorageError::new("sync", staged.shown(), errno);
+            fsync(staged.fd()).map_err(failed)?;
+            if let StagedFile::Part(part) = &staged.file
+                && let Some(errno) = part.sync_failure()
+            {
+                return Err(failed(errno).into());
+            }
         }
         Ok(())
     }

@@ -402,6 +402,11 @@ impl Directories {
 }
 
 impl Directory {
+    /// Whether its own name is durable, as far as this run can tell.
+    pub(crate) fn is_durable(&self) -> bool {
+        self.durable
+    }
+
     fn is_finishable(&self) -> bool {
         self.ended && self.outstanding == 0
     }

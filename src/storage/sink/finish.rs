@@ -22,6 +22,15 @@ use crate::wire::message::Outcome;
 /// Directories whose syncs are put together: the first one's journal commit serves the others.
 const SYNCED_TOGETHER_MAX: usize = 64;
 
+/// A directory that is finished and not synced.
+struct Unsynced {
+    /// Where its outcome stands.
+    at: usize,
+    handle: Arc<Handle>,
+    /// What holds its name, if that is not durable.
+    named: Option<(Parent, Arc<Handle>)>,
+}
+
 impl Sink {
     /// These entries are done with, however they ended. Tells the directories that this finished.
     ///
@@ -64,19 +73,44 @@ impl Sink {
                 let outcome = self.finish_one(id, &handle, &directory)?;
                 let written = directory.touched || outcome != Outcome::Unchanged;
                 if written && self.sync && handle.media.can_sync() {
-                    unsynced.push((outcomes.len(), handle));
+                    let named = match directory.is_durable() {
+                        true => None,
+                        false => Some(self.handle(&directory.parent, &handle.path)?),
+                    };
+                    unsynced.push(Unsynced {
+                        at: outcomes.len(),
+                        handle,
+                        named: named.map(|above| (directory.parent.clone(), above)),
+                    });
                 }
                 Ok(outcome)
             });
             let outcome = answer.unwrap_or_else(Outcome::Failed);
             outcomes.push((id, outcome));
             if unsynced.len() >= SYNCED_TOGETHER_MAX {
-                sync(&mut unsynced, &mut outcomes);
+                self.sync_finished(&mut unsynced, &mut outcomes);
             }
             ready.extend(self.table().directories.settle(&directory.parent));
         }
-        sync(&mut unsynced, &mut outcomes);
+        self.sync_finished(&mut unsynced, &mut outcomes);
         outcomes
+    }
+
+    /// Syncs what they hold and look like, and the names of those in which no file was published: with
+    /// a file, a directory's name is made durable before.
+    fn sync_finished(&self, unsynced: &mut Vec<Unsynced>, outcomes: &mut [(EntryId, Outcome)]) {
+        let named = unsynced.iter().filter_map(|of| of.named.as_ref());
+        let names = self.sync_names(named.map(|(parent, above)| (parent, above)));
+        for Unsynced { at, handle, named } in unsynced.drain(..) {
+            let synced = match &names {
+                Err(fault) if named.is_some() => Err(fault.clone()),
+                _ => fsync(&*handle)
+                    .map_err(|errno| StorageError::new("sync", &*handle.path, errno).into()),
+            };
+            if let Err(fault) = synced {
+                outcomes[at].1 = Outcome::Failed(fault);
+            }
+        }
     }
 
     /// Gives a directory its final metadata. Tells whether it is new, or anything about it changed
@@ -130,14 +164,5 @@ impl Sink {
         } else {
             Outcome::Unchanged
         })
-    }
-}
-
-fn sync(unsynced: &mut Vec<(usize, Arc<Handle>)>, outcomes: &mut [(EntryId, Outcome)]) {
-    for (index, handle) in unsynced.drain(..) {
-        if let Err(errno) = fsync(&*handle) {
-            let error = StorageError::new("sync", &*handle.path, errno);
-            outcomes[index].1 = Outcome::Failed(error.into());
-        }
     }
 }

@@ -9,7 +9,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags, fstatvfs, openat, statx};
@@ -75,6 +75,8 @@ pub(crate) struct PartFile {
     over: Option<u64>,
     /// Where that is recorded, for runs to come.
     recording: Mutex<Recording>,
+    /// A sync before a record failed so.
+    sync_failure: OnceLock<Errno>,
 }
 
 /// How far the journal of a part file is.
@@ -157,6 +159,7 @@ impl PartFile {
                 by_content: false,
                 over: None,
                 recording: Mutex::new(identity.map_or(Recording::Off, Recording::Wanted)),
+                sync_failure: OnceLock::new(),
             };
             // Somebody may take it for a leftover in the moment before it is locked.
             let locked = lock(&new.file).map_err(failed("lock the part file of"))?;
@@ -198,6 +201,7 @@ impl PartFile {
             by_content: false,
             over: None,
             recording: Mutex::new(Recording::On(found.journal)),
+            sync_failure: OnceLock::new(),
         };
         part.direct = part.open_direct();
         part
@@ -240,6 +244,7 @@ impl PartFile {
             by_content: false,
             over: Some(kept),
             recording: Mutex::new(Recording::Off),
+            sync_failure: OnceLock::new(),
         };
         part.direct = part.open_direct();
         Ok(part)
@@ -281,13 +286,23 @@ impl PartFile {
     }
 
     /// Records that these chunks are written and proved; with `sync` once they are on the disk.
-    /// Whatever fails ends the recording: the file itself is none the worse.
+    /// Whatever fails ends the recording: the file itself is none the worse, unless its bytes could not
+    /// be synced ([`Self::sync_failure`]).
     pub(crate) fn record(&self, records: &[Record], sync: bool) {
         let mut recording = self.recording();
         if matches!(*recording, Recording::Off) || records.is_empty() {
             return;
         }
-        if sync && self.directory.media.can_sync() && fdatasync(&self.file).is_err() {
+        if sync
+            && self.directory.media.can_sync()
+            && let Err(errno) = fdatasync(&self.file)
+        {
+            // The kernel tells it once: the sync before the rename would find nothing wrong, though
+            // bytes that it was to write are gone.
+            let _ = self.sync_failure.set(errno);
+            if let Recording::On(journal) = &*recording {
+                journal.remove(&self.directory);
+            }
             *recording = Recording::Off;
             return;
         }
@@ -303,6 +318,13 @@ impl PartFile {
             journal.remove(&self.directory);
             *recording = Recording::Off;
         }
+    }
+
+    /// Why its bytes may never reach the disk, though a sync from now on may say otherwise. Waits for
+    /// what is being recorded.
+    pub(crate) fn sync_failure(&self) -> Option<Errno> {
+        let _recorded = self.recording();
+        self.sync_failure.get().copied()
     }
 
     /// The run is interrupted: the file stays for one that goes on, if there is a journal of it.
