@@ -126,10 +126,7 @@ fn a_second_writer_is_told_who_the_first_one_is() {
     let first = push(proxy.url("data/new")).start();
     proxy.wait_held();
     let log = daemon.log();
-    let began = log
-        .lines()
-        .filter(|line| line.contains("transfer began"))
-        .last();
+    let began = log.lines().rfind(|line| line.contains("transfer began"));
     let began: serde_json::Value = serde_json::from_str(began.unwrap()).unwrap();
     assert_eq!(began["direction"], "push");
     let id = began["transfer"].as_str().unwrap();

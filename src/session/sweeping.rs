@@ -27,7 +27,10 @@ const NICE: i32 = 19;
 pub(crate) async fn sweep_daily(serving: Arc<Serving>) {
     let stop = StopOnDrop(Arc::default());
     loop {
-        let exports = serving.exports.iter().filter(|export| export.rights.change());
+        let exports = serving
+            .exports
+            .iter()
+            .filter(|export| export.rights.change());
         let exports: Vec<_> = exports
             .map(|export| (export.name.clone(), Arc::clone(&export.root)))
             .collect();

@@ -92,7 +92,6 @@ impl Plan {
             pages_credit: random.pick(&[1, defaults.pages_credit]),
             region_credit_bytes: random.pick(&[1, 1 << 20, defaults.region_credit_bytes]),
             lane_fetches_max: random.pick(&[1, 2, defaults.lane_fetches_max]),
-            end_when_full: random.one_in(2),
             fail_early: random.one_in(12),
             ..defaults
         };

@@ -433,6 +433,7 @@ fn sink_options(plan: &Plan) -> SinkOptions {
         mirror: None,
         reuse: plan.reuse,
         chunk: plan.chunk,
+        writer: "simulation".into(),
     }
 }
 
