@@ -155,7 +155,7 @@ fn an_export_is_there_only_for_those_whom_it_is_for() {
         run(
             name,
             "pull",
-            &[daemon.url(&format!("{export}/file")), "x".into()],
+            &[daemon.url(format!("{export}/file")), "x".into()],
         )
     };
     pull("ada", "hers").ok();
