@@ -23,7 +23,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncWriteExt, ReadHalf};
 use tokio::net::TcpStream;
@@ -81,6 +81,8 @@ pub struct ClientControl {
     pub peer: SocketAddr,
     /// The server's key.
     pub fingerprint: Fingerprint,
+    /// How long TCP took to connect: one way there and back, and no answer of the server's program.
+    pub round_trip: Duration,
 }
 
 /// Connects to a server, makes sure that it is the right one, and greets it.
@@ -134,6 +136,7 @@ struct Stranger {
     stream: client::TlsStream<TcpStream>,
     peer: SocketAddr,
     fingerprint: Fingerprint,
+    round_trip: Duration,
 }
 
 /// TCP and TLS, up to a server that has proved a key: this one, if the client's own is to be shown.
@@ -156,13 +159,15 @@ async fn handshake(
         Err(_) => return Err(no_address(host, &io::ErrorKind::TimedOut.into())),
     };
     let connecting = async {
+        let begun = Instant::now();
         let stream = TcpStream::connect(&*addresses).await?;
+        let round_trip = begun.elapsed();
         stream.set_nodelay(true)?;
         let peer = stream.peer_addr()?;
-        Ok((stream, peer))
+        Ok((stream, peer, round_trip))
     };
     // Nobody is there: that is no answer that was due, but a host that can't be reached.
-    let (stream, peer) = timeout(options.deadline, connecting)
+    let (stream, peer, round_trip) = timeout(options.deadline, connecting)
         .await
         .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
         .map_err(unreachable)?;
@@ -186,6 +191,7 @@ async fn handshake(
         stream,
         peer,
         fingerprint,
+        round_trip,
     })
 }
 
@@ -270,6 +276,7 @@ async fn say_hello(server: Stranger, software: &str) -> Result<ClientControl, Co
         stream,
         peer,
         fingerprint,
+        round_trip,
     } = server;
     let mut reader = ControlReader::new(stream.into(), Decoder::with_limit(GREETING_BYTES_MAX));
     let software = software.to_owned();
@@ -304,6 +311,7 @@ async fn say_hello(server: Stranger, software: &str) -> Result<ClientControl, Co
         key,
         peer,
         fingerprint,
+        round_trip,
     })
 }
 

@@ -182,7 +182,8 @@ pub(crate) struct BenchArgs {
     /// Bytes that each reads at most, like 512M or 8G [default: what the time allows]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) size: Option<u64>,
-    /// Data connections to the server by tcp [default: one for each lane, at most 2]
+    /// Data connections to the server by tcp [default: one for each core, at most 2;
+    /// 8 to a server that is 5 ms away or more]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=STREAMS_MAX as i64))]
     pub(crate) streams: Option<u16>,
     #[command(flatten)]

@@ -205,7 +205,8 @@ pub(crate) struct TransferArgs {
     /// 1M need 128K at least, larger ones more.
     #[arg(long, value_name = "RATE", value_parser = rate, help_heading = DATA_PATH)]
     pub(crate) bwlimit: Option<NonZeroU64>,
-    /// Data connections to the server [default: one for each lane, at most 2]
+    /// Data connections to the server [default: one for each core, at most 2;
+    /// 8 to a server that is 5 ms away or more]
     ///
     /// On a long path that loses packets more of them carry more, as each is slowed down by its own losses
     /// only: with 1 % lost and 20 ms each way, 8 were twice as fast as one, or as curl.
