@@ -2,11 +2,9 @@
 //!
 //! In: a held root, a directory below it, which of it is to go. Out: a [`Listed`] line for each part
 //! file (with its journal) and each journal without one, removed or not, and why. Only directories are
-//! entered and only names of ours are looked at; whether one may go is [`leftover`]'s question. A
+//! entered and only names of ours are looked at; whether one may go is `leftover`'s question. A
 //! name's destination is known if something in the same directory has the name that it was made from.
 //! Nothing here knows peers or rights.
-//!
-//! [`leftover`]: super::leftover
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
