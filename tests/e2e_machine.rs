@@ -3,7 +3,8 @@
 //! replaced or removed. Each ends with its status and a message that names what it is about, other
 //! entries go on, nothing that is not whole has a name, and once it is mended the same command does the
 //! rest. (Sources that grow, shrink or are rewritten: e2e_exit; crowds that take all descriptors:
-//! e2e_crowds; disks that fail: the lab.) Runs are held at a known byte by a proxy.
+//! e2e_crowds; full disks: e2e_space; disks that fail, and quotas: the lab.) Runs are held at a known
+//! byte by a proxy.
 
 mod common;
 
@@ -182,38 +183,6 @@ fn a_destination_that_becomes_read_only_is_told() {
             assert!(small.set_read_only(false));
             copying.mends(&daemon);
             drop(daemon);
-        }
-    });
-}
-
-// ---- quotas ----------------------------------------------------------------------------------------
-
-#[test]
-fn a_quota_that_is_used_up_is_told_and_what_fits_is_copied() {
-    let test = "a_quota_that_is_used_up_is_told_and_what_fits_is_copied";
-    with_own_mounts(test, || {
-        for way in WAYS {
-            let copying = Copying::new(way, make_tree);
-            let image = copying.world.path("image");
-            let disk = SmallFileSystem::mount_quota(copying.to(), &image, USER, 8 * MIB);
-            let Some(disk) = disk else { return };
-            let daemon = serve_as_user(&copying);
-            let copy = || copying.command(as_user(&copying.world), |rest| daemon.url(rest));
-            let done = copy().run().expect(7);
-            let done = done
-                .says("tree/m/large: ")
-                .says("quota exceeded")
-                .says("raise the quota");
-            assert_eq!(done.stderr.lines().count(), 1, "{way:?}: {}", done.stderr);
-            copying.assert_whole(&format!("{way:?}"));
-            assert!(!copying.target().join("m/large").exists());
-            copying.assert_nothing_hidden();
-            disk.set_quota(USER, 64 * MIB);
-            copy().run().ok();
-            tree::assert_same(&copying.source(), &copying.target(), Carried::Plain);
-            copying.assert_nothing_hidden();
-            drop(daemon);
-            drop(disk);
         }
     });
 }

@@ -3,7 +3,7 @@
 //! In: the exports. Out: lines of the log. A copy into a directory sweeps that one anyway; this is for
 //! those that nobody copies into any more. It begins when the server does and comes back every day, on
 //! a thread of the lowest priority that rests after each directory, and gives up for the day after
-//! [`SWEEP_TIME_MAX`]. Which names may go is storage's question, and the same as for copies.
+//! some minutes. Which names may go is storage's question, and the same as for copies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -28,7 +28,7 @@ RDMA = {
     "ib_send_bw": "perftest",
     "rping": "rdmacm-utils", "rcopy": "rdmacm-utils", "ucmatose": "rdmacm-utils",
 }
-DISKS = {"dmsetup": "dmsetup"}
+DISKS = {"dmsetup": "dmsetup", "xfs_quota": "xfsprogs"}
 NFS = ["rpc.nfsd", "rpc.mountd", "exportfs", "mount.nfs"]
 # Installed, these would start services on this machine; so they are only unpacked.
 NFS_PACKAGES = ["nfs-kernel-server", "nfs-common"]
