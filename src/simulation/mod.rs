@@ -194,7 +194,7 @@ impl<'a> World<'a> {
             self.kit,
             &mut self.random,
         );
-        self.trace = random::mix(self.trace ^ told.trace ^ told.heard);
+        self.trace = random::mix(self.trace ^ told.trace);
         coverage.count(life, &told);
         self.describe(&told);
         if let Some(Some(fault)) = &told.ended {
@@ -286,7 +286,7 @@ impl<'a> World<'a> {
             self.kit,
             &mut self.random,
         );
-        self.trace = random::mix(self.trace ^ told.trace ^ told.heard);
+        self.trace = random::mix(self.trace ^ told.trace);
         coverage.count(&Life::quiet(), &told);
         self.describe(&told);
         assert_eq!(told.ended, Some(None), "the last life did not end well");

@@ -71,9 +71,8 @@ pub(crate) struct Told {
     /// Bytes that an earlier life had left, and that an older copy had.
     pub(crate) resumed: u64,
     pub(crate) reused: u64,
-    /// All that was decided, as one number, and all that was told.
+    /// All that was decided, as one number.
     pub(crate) trace: u64,
-    pub(crate) heard: u64,
 }
 
 struct Stage<'a> {
@@ -365,10 +364,6 @@ impl<'a> Stage<'a> {
 
     fn hear(&mut self, event: Event) {
         if let Event::Ended { path, outcome, .. } = event {
-            // What an end comes to for several entries is told in any order.
-            let name = path.iter().map(|byte| u64::from(*byte)).sum();
-            let told = super::random::mix(name);
-            self.told.heard = self.told.heard.wrapping_add(told);
             match outcome {
                 Outcome::Published { .. } => {
                     self.told.published.insert(path);

@@ -32,6 +32,8 @@ pub(crate) use rustix::fs::{
 pub(crate) use rustix::io::{pwrite, write};
 
 #[cfg(test)]
+pub(crate) use scripted::forget_cached;
+#[cfg(test)]
 use scripted::openat;
 #[cfg(test)]
 pub(crate) use scripted::{
@@ -49,6 +51,13 @@ pub(crate) fn create(
 ) -> io::Result<OwnedFd> {
     let flags = access | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(directory, name, flags, mode)
+}
+
+/// Drops what memory holds of a file and the disk may not have, after a sync that failed: the kernel takes
+/// it for written. A hint.
+#[cfg(not(test))]
+pub(crate) fn forget_cached(file: impl AsFd) {
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
 }
 
 /// Writes all of it.

@@ -493,6 +493,24 @@ impl Disk {
         Ok(())
     }
 
+    /// The file's bytes without those that were lost, if any were.
+    pub(super) fn forget_lost(&mut self, file: Inode) -> Option<Vec<u8>> {
+        if self.dead {
+            return None;
+        }
+        let content = self.content(file)?;
+        let before = content.pending.len();
+        content.pending.retain(|write| !write.lost);
+        if content.pending.len() == before {
+            return None;
+        }
+        let mut bytes = content.durable.clone();
+        for write in &content.pending {
+            write.what.apply(&mut bytes);
+        }
+        Some(bytes)
+    }
+
     /// A sync failed: some of what it was to write is gone.
     fn lose(&mut self, node: Inode) {
         let mut random = self.random.clone();

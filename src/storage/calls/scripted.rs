@@ -186,6 +186,17 @@ pub(crate) fn fdatasync(of: impl AsFd) -> io::Result<()> {
     }
 }
 
+/// What a failed sync lost is seen from now on.
+pub(crate) fn forget_cached(file: impl AsFd) {
+    let file = file.as_fd();
+    let left = disk::with(|disk| disk.forget_lost(inode_of(file))).flatten();
+    if let Some(bytes) = left {
+        rustix::fs::ftruncate(file, bytes.len() as u64).expect("it is open for writing");
+        let written = rustix::io::pwrite(file, &bytes, 0).expect("it was written before");
+        assert_eq!(written, bytes.len());
+    }
+}
+
 /// A hint, that may do nothing.
 pub(crate) fn start_writeback(file: impl AsFd) {
     if !disk::is_here() {

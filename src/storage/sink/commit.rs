@@ -18,7 +18,9 @@ use super::part::{Made, PartFile};
 use super::{Identity, Job, OlderCopy, Results, Sink, State, in_place, not_wanted};
 use crate::ids::EntryId;
 use crate::manifest::Name;
-use crate::storage::calls::{fdatasync, fsync, renameat, renameat_with, start_writeback, unlinkat};
+use crate::storage::calls::{
+    fdatasync, forget_cached, fsync, renameat, renameat_with, start_writeback, unlinkat,
+};
 use crate::storage::error::StorageError;
 use crate::storage::file::SinkFile;
 use crate::storage::part_name::stem_of;
@@ -255,7 +257,11 @@ impl Sink {
     fn bring_up_written(&self, staged: &Staged, shown: &[u8]) -> Result<(), Fault> {
         let file = staged.fd();
         if self.sync && staged.directory.media.can_sync() {
-            fdatasync(file).map_err(|errno| StorageError::new("sync", shown, errno))?;
+            fdatasync(file).map_err(|errno| {
+                // The next run compares it, and must see what the disk has and not what was lost.
+                forget_cached(file);
+                StorageError::new("sync", shown, errno)
+            })?;
         }
         let status =
             Status::of(file).map_err(|errno| StorageError::new("look at", shown, errno))?;
@@ -313,7 +319,10 @@ impl Sink {
         for staged in durable() {
             self.check_running()?;
             let failed = |errno| StorageError::new("sync", staged.shown(), errno);
-            fsync(staged.fd()).map_err(failed)?;
+            if let Err(errno) = fsync(staged.fd()) {
+                forget_cached(staged.fd());
+                return Err(failed(errno).into());
+            }
             if let StagedFile::Part(part) = &staged.file
                 && let Some(errno) = part.sync_failure()
             {

@@ -70,9 +70,11 @@ impl Sink {
                 continue;
             };
             let answer = handle.and_then(|handle| {
-                let outcome = self.finish_one(id, &handle, &directory)?;
-                let written = directory.touched || outcome != Outcome::Unchanged;
+                let outcome = self.finish_one(id, &handle, &directory);
+                let unchanged = matches!(outcome, Ok(Outcome::Unchanged));
+                let written = directory.touched || !unchanged;
                 if written && self.sync && handle.media.can_sync() {
+                    // Of one that could not be finished as well: what it holds counts on its name.
                     let named = match directory.is_durable() {
                         true => None,
                         false => Some(self.handle(&directory.parent, &handle.path)?),
@@ -83,7 +85,7 @@ impl Sink {
                         named: named.map(|above| (directory.parent.clone(), above)),
                     });
                 }
-                Ok(outcome)
+                outcome
             });
             let outcome = answer.unwrap_or_else(Outcome::Failed);
             outcomes.push((id, outcome));
@@ -107,7 +109,9 @@ impl Sink {
                 _ => fsync(&*handle)
                     .map_err(|errno| StorageError::new("sync", &*handle.path, errno).into()),
             };
-            if let Err(fault) = synced {
+            if let Err(fault) = synced
+                && !matches!(outcomes[at].1, Outcome::Failed(_))
+            {
                 outcomes[at].1 = Outcome::Failed(fault);
             }
         }
