@@ -75,6 +75,50 @@ fn what_a_killed_pull_left_is_swept_by_the_next_one() {
 }
 
 #[test]
+fn what_a_killed_pull_left_is_swept_where_nothing_is_to_be_copied_any_more() {
+    let world = World::new();
+    many_small_files(&world, "export/src");
+    // Long enough ago that their times can be trusted.
+    let ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    for entry in fs::read_dir(world.path("export/src")).unwrap() {
+        let file = fs::File::open(entry.unwrap().path()).unwrap();
+        file.set_modified(ago).unwrap();
+    }
+    let daemon = world.serve();
+    let target = world.path("local/dst");
+    let pull = || {
+        let pull = world
+            .rdcp("pull")
+            .args(["-a", "--json"])
+            .arg(daemon.url("data/src/"));
+        pull.arg(world.path("local/dst"))
+    };
+    let killed = pull().start();
+    wait_for("files are in the making", || {
+        (!hidden(&target).is_empty()).then_some(())
+    });
+    killed.signal(Signal::KILL);
+    killed.wait().expect(137);
+    assert!(!hidden(&target).is_empty());
+
+    // Somebody else brings the rest.
+    let from = world.path("export/src/.");
+    let copy = world.tool("cp").arg("-a").arg(&from).arg(&target);
+    copy.run().ok();
+    let done = pull().run().ok();
+    let summary: serde_json::Value =
+        serde_json::from_str(done.text().lines().last().unwrap()).unwrap();
+    assert_eq!(
+        (&summary["files"], &summary["unchanged"]),
+        (&0.into(), &3001.into()),
+        "{summary}"
+    );
+    assert_eq!(hidden(&target), Vec::<String>::new());
+    let changed = |path: &str| fs::metadata(world.path(path)).unwrap().modified().unwrap();
+    assert_eq!(changed("local/dst"), changed("export/src"));
+}
+
+#[test]
 fn two_receivers_in_one_directory_leave_each_other_alone() {
     let world = World::new();
     many_small_files(&world, "export/one");

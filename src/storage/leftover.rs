@@ -325,21 +325,21 @@ impl Sweeper {
     }
 
     /// Sweeps a directory, which has this file system and number, unless that was done lately.
-    /// It only tidies up, so what it fails at is left.
-    pub(crate) fn sweep(&self, directory: impl AsFd, inode: (u64, u64)) {
+    /// It only tidies up, so what it fails at is left. Whether anything was removed.
+    pub(crate) fn sweep(&self, directory: impl AsFd, inode: (u64, u64)) -> bool {
         let now = Instant::now();
         {
             let mut swept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let lately = |at: &Instant| now.duration_since(*at) < SWEPT_FOR;
             if swept.get(&inode).is_some_and(lately) {
-                return;
+                return false;
             }
             if swept.len() >= SWEPT_MAX {
                 swept.clear();
             }
             swept.insert(inode, now);
         }
-        let _ = sweep(directory);
+        sweep(directory).is_ok_and(|removed| removed > 0)
     }
 }
 

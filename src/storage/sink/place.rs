@@ -277,6 +277,8 @@ impl Sink {
             }
             Some(name) => make_directory(&directory, name, &metadata)?,
         };
+        // Even where nothing is wanted: what a run that died was writing may be there by another way now.
+        let swept = self.sweep(&opened.0, made);
         let mut table = self.table();
         if made {
             table.directories.touch(&parent);
@@ -284,6 +286,9 @@ impl Sink {
         table
             .directories
             .add(id, parent, name, metadata, opened, made);
+        if swept {
+            table.directories.touch(&Parent::Entry(id));
+        }
         Ok(Placed::Directory)
     }
 
@@ -554,12 +559,11 @@ impl Sink {
         Ok(())
     }
 
-    /// Removes what runs that died left in a directory that is written into. One that this run made
-    /// (`fresh`) has nothing of the kind.
-    fn sweep(&self, directory: &Handle, fresh: bool) {
-        if !fresh && !directory.swept.swap(true, Ordering::Relaxed) {
-            self.sweeper.sweep(directory, directory.inode);
-        }
+    /// Removes what runs that died left in a directory that takes part. One that this run made (`fresh`) has
+    /// nothing of the kind. Whether anything was there.
+    fn sweep(&self, directory: &Handle, fresh: bool) -> bool {
+        let is_due = !fresh && !directory.swept.swap(true, Ordering::Relaxed);
+        is_due && self.sweeper.sweep(directory, directory.inode)
     }
 
     /// Keeps the path of a file that later entries may be links to.

@@ -20,8 +20,8 @@ done
 
 # No function: the daemon itself is to be what is ended.
 export daemon_prefix="setpriv --reuid=$user --regid=$user --clear-groups"
-mkdir -p /tmp/rdcpd-state /tmp/home
-chown $user:$user /tmp/rdcpd-state /tmp/home
+mkdir -p /run/lab/rdcpd-state /tmp/home
+chown $user:$user /run/lab/rdcpd-state /tmp/home
 start_daemon 10.0.0.1:20471 --export data=$from --export disk=/mnt/xfs/there:rw
 export HOME=/tmp/home
 

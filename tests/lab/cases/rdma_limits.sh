@@ -80,9 +80,9 @@ exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"
 EOF
 chmod 755 /tmp/limited
 daemon_prefix=/tmp/limited
-rm -rf /tmp/rdcpd-state "$home/.config"
-mkdir -m 700 /tmp/rdcpd-state
-chown 65534:65534 /tmp/rdcpd-state
+rm -rf /run/lab/rdcpd-state "$home/.config"
+mkdir -m 700 /run/lab/rdcpd-state
+chown 65534:65534 /run/lab/rdcpd-state
 start_daemon 10.0.0.1:20471 --export data=/tmp/export:rw
 forced unlimited 64
 says 'the server: rxe'
@@ -90,4 +90,4 @@ by_itself unlimited 64
 stop_daemon
 export daemon_prefix=
 resources_released
-rm -rf /tmp/export "$home" /tmp/rdcpd-state /tmp/limited
+rm -rf /tmp/export "$home" /run/lab/rdcpd-state /tmp/limited

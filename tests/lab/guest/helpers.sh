@@ -81,7 +81,7 @@ start_daemon() {
     # Before it starts, lest the log of an earlier one say that it listens.
     : >"$daemon_log"
     # shellcheck disable=SC2086 # The prefix is several words.
-    ${daemon_prefix:-} rdcpd --listen "$daemon_address" --auth none --state-dir /tmp/rdcpd-state \
+    ${daemon_prefix:-} rdcpd --listen "$daemon_address" --auth none --state-dir /run/lab/rdcpd-state \
         --log-format json "$@" 2>"$daemon_log" &
     daemon_pid=$!
     retry 60 daemon_listens
