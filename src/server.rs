@@ -1,8 +1,6 @@
 //! The server's half of the public interface: exports, listening, ending.
 
-use std::fs::Metadata;
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +20,7 @@ use crate::session::rails::network::IpNetwork;
 use crate::session::serving::{self, Exported, Serving};
 use crate::session::sweeping;
 use crate::session::tls::{self, ClientKeys};
+use crate::storage::within::leads_through;
 use crate::storage::{Identity, Root};
 use crate::wire::message::TransportOffer;
 
@@ -92,37 +91,21 @@ impl Export {
         self.open().map(drop)
     }
 
-    /// Whether a file or directory lies in it, there already or to be made. Clients could read it, or put
-    /// another in its place.
+    /// Whether clients could read a file or directory that is there already or to be made, or put another in its
+    /// place: it lies in the export, or a link on the way to it does, or what is mounted there shows it. What is
+    /// mounted or linked later is not known.
     ///
     /// # Errors
     /// What looking at either says.
     pub fn holds(&self, path: &Path) -> Result<bool, Error> {
-        let seen = |path: &Path| {
-            path.metadata().map_err(|error| {
-                Error::new(
-                    ErrorKind::Storage,
-                    format!("can't look at {}", path.display()),
-                )
-                .with_source(error)
-            })
-        };
-        let top = seen(&self.path)?;
-        let is_top = |found: &Metadata| (found.dev(), found.ino()) == (top.dev(), top.ino());
-        // Compared by what they are, as a directory may be mounted in two places. A link on the way counts
-        // too: who may put another in its place decides what lies behind it.
-        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        for real in absolute
-            .ancestors()
-            .filter_map(|on_the_way| on_the_way.canonicalize().ok())
-        {
-            for above in real.ancestors() {
-                if is_top(&seen(above)?) {
-                    return Ok(true);
-                }
-            }
-        }
-        Ok(false)
+        leads_through(&self.path, path).map_err(|error| {
+            let message = format!(
+                "can't tell whether {} is in {}",
+                path.display(),
+                self.path.display()
+            );
+            Error::new(ErrorKind::Storage, message).with_source(error)
+        })
     }
 
     /// What clients may do there, and which.
@@ -213,7 +196,7 @@ pub struct ServerBuilder {
 }
 
 /// The host key's file in the state directory.
-const HOST_KEY_FILE: &str = "host_key.pem";
+pub const HOST_KEY_FILE: &str = "host_key.pem";
 
 impl ServerBuilder {
     /// Adds an export.
@@ -353,7 +336,16 @@ impl ServerBuilder {
 
     /// Whoever may read the server's own files could pass for it, and who may write them, let himself in.
     fn check_own_files(&self, export: &Export) -> Result<(), Error> {
-        for own in self.state_directory.iter().chain(&self.keys_file) {
+        let host_key = self
+            .state_directory
+            .as_ref()
+            .map(|state| state.join(HOST_KEY_FILE));
+        for own in self
+            .state_directory
+            .iter()
+            .chain(&host_key)
+            .chain(&self.keys_file)
+        {
             if export.holds(own)? {
                 let (name, path) = (&export.name, &export.path);
                 return Err(Error::new(

@@ -297,6 +297,13 @@ fn on_a_server_it_takes_the_right_to_delete_and_to_list() {
 #[test]
 fn what_can_not_be_cleaned_has_its_status() {
     let world = World::new();
+    // As a variable has it that is not set.
+    world
+        .rdcp("clean")
+        .args(["--all", ""])
+        .run()
+        .expect(2)
+        .says("empty path");
     let daemon = world.serve();
     world.write("local/file", "x");
     world.write("export/file", "x");

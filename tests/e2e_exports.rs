@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use common::mounts::with_own_mounts;
 use common::{Daemon, World};
 
 /// A key in `local/NAME.pem`; what servers know it by.
@@ -130,10 +131,11 @@ fn an_export_is_there_only_for_those_whom_it_is_for() {
         &world,
         &format!(
             "authorized_keys = \"TOP/keys\"\n\
-             [groups]\nstaff = [\"{ada}\"]\n\
+             [groups]\nstaff = [\"{ada}\"]\nnobody = []\nops = [\"{bob}\", \"{ada}\"]\n\
              [exports.all]\npath = \"TOP/export\"\n\
              [exports.hers]\npath = \"TOP/export\"\nclients = [\"@staff\"]\n\
              [exports.his]\npath = \"TOP/export\"\nclients = [\"{bob}\"]\n\
+             [exports.both]\npath = \"TOP/export\"\nclients = [\"@ops\", \"@nobody\"]\n\
              [exports.near]\npath = \"TOP/export\"\nfrom = [\"127.0.0.1\"]\n\
              [exports.far]\npath = \"TOP/export\"\nfrom = [\"10.0.0.0/8\", \"::1\"]\n"
         ),
@@ -144,8 +146,8 @@ fn an_export_is_there_only_for_those_whom_it_is_for() {
         command.args(words.to_vec()).run()
     };
     for (name, sees) in [
-        ("ada", ["all", "hers", "near"]),
-        ("bob", ["all", "his", "near"]),
+        ("ada", ["all", "both", "hers", "near"]),
+        ("bob", ["all", "both", "his", "near"]),
     ] {
         let listed = run(name, "ls", &[daemon.url("")]).ok();
         let listed = String::from_utf8(listed.stdout.clone()).unwrap();
@@ -161,6 +163,12 @@ fn an_export_is_there_only_for_those_whom_it_is_for() {
     pull("ada", "hers").ok();
     pull("ada", "near").ok();
     pull("bob", "his").ok();
+    // What others do is told to nobody who does not see all of it.
+    let host: OsString = daemon.address().to_string().into();
+    run("ada", "status", std::slice::from_ref(&host))
+        .expect(4)
+        .says("every export");
+    run("bob", "status", &[host]).expect(4);
     // What may not be seen answers like what is not there.
     let hidden = pull("bob", "hers").expect(5);
     let absent = pull("bob", "none").expect(5);
@@ -183,6 +191,15 @@ fn the_daemons_own_files_are_in_no_export() {
     let keys = world.write("export/keys", "");
     let text = format!("state_dir = \"TOP/state\"\nauthorized_keys = {keys:?}\n{export}");
     refused(&world, &text).says(own);
+    // A chain of links of which only the middle lies there; the host key alone.
+    let keys = world.write("real/keys", "");
+    symlink(keys, world.path("export/middle")).unwrap();
+    symlink(world.path("export/middle"), world.path("keys")).unwrap();
+    let text = "state_dir = \"TOP/state\"\nauthorized_keys = \"TOP/keys\"\n";
+    refused(&world, &format!("{text}{export}")).says(own);
+    symlink(world.path("export/key"), world.path("state/host_key.pem")).unwrap();
+    refused(&world, &format!("state_dir = \"TOP/state\"\n{export}")).says(own);
+    std::fs::remove_file(world.path("state/host_key.pem")).unwrap();
     // The configuration lies at the world's top.
     let whole = "[exports.data]\npath = \"TOP\"\n[exports.fine]\npath = \"TOP/export\"\n";
     let told = refused(
@@ -212,6 +229,22 @@ fn the_daemons_own_files_are_in_no_export() {
         .expect(2)
         .says(own);
     assert!(!Path::new(&world.path("state/host_key.pem")).exists());
+}
+
+#[test]
+fn what_is_mounted_in_an_export_is_in_it() {
+    with_own_mounts("what_is_mounted_in_an_export_is_in_it", || {
+        let world = World::new();
+        let (state, shown) = (world.make("state"), world.make("export/a b"));
+        world
+            .tool("mount")
+            .arg("--bind")
+            .args([state, shown])
+            .run()
+            .ok();
+        let text = "state_dir = \"TOP/state\"\n[exports.data]\npath = \"TOP/export\"\n";
+        refused(&world, text).says("which is the daemon's own");
+    });
 }
 
 #[test]

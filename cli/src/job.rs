@@ -539,6 +539,11 @@ fn places(words: &[OsString]) -> Result<Vec<Place>, Error> {
 }
 
 fn clean(args: CleanArgs) -> Result<Job, Error> {
+    // A variable that is not set, and not the directory that one stands in.
+    if args.paths.iter().any(|path| path.is_empty()) {
+        return Err(usage("an empty path: name a file or directory")
+            .with_hint("no path at all stands for this directory"));
+    }
     let paths = match args.paths.is_empty() {
         true => vec![Place::Local(".".into())],
         false => places(&args.paths)?,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use rdcp::client::Identity;
 use rdcp::remote::DEFAULT_PORT;
 use rdcp::server::ServerLimits;
 use tracing_subscriber::EnvFilter;
@@ -173,7 +174,22 @@ impl Settings {
     /// What no client may reach: it says who is let in, and holds what clients trust.
     fn refuse_own_files(&self, file: Option<&Path>, problems: &mut Problems) {
         let keys = self.authorized_keys.as_ref().map(|keys| &*keys.value);
-        let own = [Some(&*self.state_dir.value), keys, file];
+        let host_key = self.state_dir.value.join(rdcp::server::HOST_KEY_FILE);
+        // By hand the starter's own key is let in, so whoever has it would be.
+        let asks = self
+            .auth
+            .as_ref()
+            .is_some_and(|auth| auth.value == AuthMode::Keys);
+        let starter = (asks && !self.from_file)
+            .then(Identity::default_path)
+            .flatten();
+        let own = [
+            Some(&*self.state_dir.value),
+            Some(&*host_key),
+            keys,
+            file,
+            starter.as_deref(),
+        ];
         for export in &self.exports {
             let held = own
                 .iter()

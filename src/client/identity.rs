@@ -25,6 +25,11 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// Where a user's own key is, if the environment says where users keep their configuration.
+    pub fn default_path() -> Option<PathBuf> {
+        default_file()
+    }
+
     /// The key in `file`, or in the default place; it is made if there is none.
     ///
     /// # Errors

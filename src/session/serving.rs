@@ -288,6 +288,11 @@ impl Serving {
         Ok(export)
     }
 
+    /// Whether a client may know of what all others do.
+    fn trusts(&self, client: &Client) -> bool {
+        client.may_all() && self.visible(client).count() == self.exports.len()
+    }
+
     /// The exports that a client may know of.
     pub(crate) fn visible(&self, client: &Client) -> impl Iterator<Item = &Exported> {
         self.exports
@@ -537,9 +542,9 @@ async fn read(
                 }
                 Ok(())
             }
-            Message::StatusQuery(_) if transfer == TransferId::NONE && !client.may_all() => {
-                let text = "this client's key may not ask for the server's status: that takes every \
-                            right in every export";
+            Message::StatusQuery(_) if transfer == TransferId::NONE && !serving.trusts(client) => {
+                let text = "this client may not ask for the server's status: that takes every export and \
+                            every right that its key could have";
                 let fault = Fault::new(FaultCode::Denied, text);
                 peer.say(TransferId::NONE, Message::Goodbye(fault.clone()));
                 return fault;

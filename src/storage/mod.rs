@@ -32,6 +32,7 @@ pub(crate) mod part_name;
 mod scratch;
 mod tour;
 mod walk;
+pub(crate) mod within;
 mod writers;
 
 pub use error::StorageError;

@@ -114,7 +114,7 @@ impl Tally {
             match left.fate {
                 Fate::Removed | Fate::Would => {
                     self.gone += 1;
-                    self.gone_bytes += left.allocated;
+                    self.gone_bytes = self.gone_bytes.saturating_add(left.allocated);
                 }
                 Fate::Kept => self.kept += 1,
             }

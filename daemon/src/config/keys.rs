@@ -125,8 +125,9 @@ pub(crate) fn refuse_wrong(table: &DeTable<'_>, places: &Places<'_>, problems: &
             "log" => check_inner(value, "log.", LOG, places, problems),
             // The names are the operator's.
             "groups" => {
-                for (name, _) in value.get_ref().as_table().into_iter().flatten() {
-                    check_inner(value, "groups.", &[name.get_ref()], places, problems);
+                if let Some(groups) = value.get_ref().as_table() {
+                    let names: Vec<&str> = groups.keys().map(|name| &**name.get_ref()).collect();
+                    check(groups, "groups.", &names, places, problems);
                 }
             }
             "exports" => {

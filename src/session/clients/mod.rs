@@ -17,6 +17,7 @@ pub(crate) use authorized::{AuthorizedKeys, AuthorizedKeysError};
 pub(crate) use line::Grant;
 pub(crate) use rights::{Right, Rights};
 
+use crate::ids::TransferId;
 use crate::session::own_key::Fingerprint;
 
 /// Whom a server lets in.
@@ -74,6 +75,15 @@ impl Admission {
 }
 
 impl Client {
+    /// One of its transfers, as it is called to others. Where keys are asked for, where it comes from is
+    /// nobody's business; elsewhere a transfer's number is good for taking its place.
+    pub(crate) fn shown(&self, transfer: TransferId) -> String {
+        match self.key {
+            Some(_) => format!("transfer {transfer} of another session"),
+            None => format!("a client at {}", self.from()),
+        }
+    }
+
     /// Where it comes from.
     pub(crate) fn from(&self) -> IpAddr {
         self.from.to_canonical()

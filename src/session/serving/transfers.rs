@@ -249,7 +249,7 @@ async fn receive(
         // Which chunks are asked for tells what is there.
         reuse: delta::allowed(reuse, open.hash, reads),
         chunk: open.chunk,
-        writer: format!("transfer {} from {}", seat.transfer, client.from()).into(),
+        writer: client.shown(seat.transfer).into(),
     };
     let root = Arc::clone(&export.root);
     let sink = Sink::new(root, destination.path, options);
