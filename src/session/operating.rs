@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 
 use super::clients::{Client, Right, Rights};
-use super::peer::{Inbound, Seat};
+use super::peer::{Inbound, Peer, Seat};
 use super::serving::{Serving, Subject};
 use crate::limits::{LISTING_BYTES_TARGET, LISTING_LINES_MAX};
 use crate::storage::cleaning;
@@ -69,7 +69,7 @@ pub(crate) async fn run(
 }
 
 async fn perform(
-    serving: &Serving,
+    serving: &Arc<Serving>,
     seat: &mut Seat,
     client: &Client,
     operation: Operation,
@@ -169,7 +169,7 @@ fn exported(name: &str, rights: Rights) -> Listed {
 
 /// Does blocking work on a worker and sends its lines as they come.
 async fn listing(
-    serving: &Serving,
+    serving: &Arc<Serving>,
     seat: &mut Seat,
     of_session: &Arc<Semaphore>,
     work: impl FnOnce(&mut Output<'_>) -> Result<(), StorageError> + Send + 'static,
@@ -178,7 +178,10 @@ async fn listing(
     let cancelled = Arc::new(AtomicBool::new(false));
     let stop = StopOnDrop(Arc::clone(&cancelled));
     let permits = admitted(serving, seat, of_session).await?;
+    let tidied = TidyOnDrop(Arc::clone(serving), Arc::clone(&seat.peer));
     let done = tokio::task::spawn_blocking(move || {
+        // What it held is freed before.
+        let _tidied = tidied;
         // Given back when the work is over, not when nobody waits for it any more.
         let _permits = permits;
         let mut batch = Vec::new();
@@ -231,6 +234,17 @@ async fn listing(
     result
         .map_err(|panic| Fault::new(FaultCode::Internal, panic.to_string()))?
         .map_err(|error| error.fault())
+}
+
+/// The work of a session that has ended may end after it, and so hold what is given back then.
+struct TidyOnDrop(Arc<Serving>, Arc<Peer>);
+
+impl Drop for TidyOnDrop {
+    fn drop(&mut self) {
+        if self.1.over().is_some() {
+            self.0.tidy();
+        }
+    }
 }
 
 /// Waits until the client has read most of what was said in its session. The credit that it gave

@@ -208,7 +208,7 @@ impl Serving {
     }
 
     /// Returns what is not in use any more to the system, in a moment.
-    fn tidy(self: &Arc<Self>) {
+    pub(super) fn tidy(self: &Arc<Self>) {
         if self.tidying.swap(true, Ordering::Relaxed) {
             return;
         }
