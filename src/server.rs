@@ -100,11 +100,11 @@ impl Export {
     pub fn holds(&self, path: &Path) -> Result<bool, Error> {
         leads_through(&self.path, path).map_err(|error| {
             let message = format!(
-                "can't tell whether {} is in {}",
+                "can't tell whether {} is in {}: {error}",
                 path.display(),
                 self.path.display()
             );
-            Error::new(ErrorKind::Storage, message).with_source(error)
+            Error::new(ErrorKind::Storage, message)
         })
     }
 

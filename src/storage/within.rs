@@ -39,7 +39,15 @@ pub(crate) fn leads_through(directory: &Path, path: &Path) -> io::Result<bool> {
         }
         let next = at.join(&part);
         let seen = match next.symlink_metadata() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            // Nothing is there, or a file stands in the way of all that is left.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                return Ok(false);
+            }
             seen => seen?,
         };
         if !seen.is_symlink() {
@@ -152,7 +160,14 @@ mod tests {
         ] {
             assert!(through(held), "{held}");
         }
-        for free in ["own/keys", "alias/keys", "etc", "later/state", "sharedness"] {
+        for free in [
+            "own/keys",
+            "own/keys/state",
+            "alias/keys",
+            "etc",
+            "later/state",
+            "sharedness",
+        ] {
             assert!(!through(free), "{free}");
         }
         assert!(leads_through(&at("shared"), &at("round/x")).is_err());
