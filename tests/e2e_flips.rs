@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use common::flips::{Flips, Harm, Told};
-use common::{Daemon, Finished, Proxy, Rdcp, Scope, World, tree, wait_for};
+use common::{Daemon, Finished, Proxy, Rdcp, Scope, WAYS, Way, World, tree, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -29,13 +29,6 @@ const CHUNK: &str = "64K";
 const CHUNK_BYTES: usize = 64 * KIB;
 const REPAIRED: &str = "did not match its digest and is read again";
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
-    Pull,
-    Push,
-}
-
-const WAYS: [Way; 2] = [Way::Pull, Way::Push];
 const HASHES: [&str; 2] = ["blake3", "sha256"];
 
 /// What is copied.
@@ -132,17 +125,11 @@ impl Copying {
     }
 
     fn source(&self) -> PathBuf {
-        self.world.path(match self.way {
-            Way::Pull => "export/tree",
-            Way::Push => "local/tree",
-        })
+        self.way.tree(&self.world)
     }
 
     fn copy(&self) -> PathBuf {
-        self.world.path(match self.way {
-            Way::Pull => "local/copy",
-            Way::Push => "export/copy",
-        })
+        self.way.copied(&self.world)
     }
 
     fn command(&self, proxy: &Proxy) -> Rdcp {

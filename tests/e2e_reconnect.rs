@@ -9,19 +9,11 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use common::{Daemon, Proxy, Rdcp, Scope, World, tree, wait_for};
+use common::{Daemon, Proxy, Rdcp, Scope, WAYS, Way, World, tree, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
-    Pull,
-    Push,
-}
-
-const BOTH: [Way; 2] = [Way::Pull, Way::Push];
 
 /// A tree that is copied from one side to the other through a proxy, in either direction.
 struct Copying {
@@ -73,17 +65,11 @@ impl Copying {
     }
 
     fn source(&self) -> PathBuf {
-        self.world.path(match self.way {
-            Way::Pull => "export/tree",
-            Way::Push => "local/tree",
-        })
+        self.way.tree(&self.world)
     }
 
     fn copy(&self) -> PathBuf {
-        self.world.path(match self.way {
-            Way::Pull => "local/copy",
-            Way::Push => "export/copy",
-        })
+        self.way.copied(&self.world)
     }
 
     fn command(&self, options: &[&str]) -> Rdcp {
@@ -234,7 +220,7 @@ fn text(bytes: &Path) -> String {
 
 #[test]
 fn ten_restarts_of_the_daemon_cost_a_big_file_only_what_was_under_way() {
-    for way in BOTH {
+    for way in WAYS {
         let mut copying = Copying::new(way, 0, &[96]);
         copying.hold_after(6 * MIB);
         let running = copying.command(&["--timeout", "40s"]).start();
@@ -267,7 +253,7 @@ fn ten_restarts_of_the_daemon_cost_a_big_file_only_what_was_under_way() {
 
 #[test]
 fn ten_restarts_of_the_daemon_copy_no_small_file_twice() {
-    for way in BOTH {
+    for way in WAYS {
         let mut copying = Copying::new(way, 3000, &[]);
         copying.hold_after(4 * MIB);
         let running = copying.command(&["--timeout", "40s"]).start();
@@ -298,7 +284,7 @@ fn ten_restarts_of_the_daemon_copy_no_small_file_twice() {
 
 #[test]
 fn ten_restarts_of_the_daemon_and_a_tree_of_both() {
-    for way in BOTH {
+    for way in WAYS {
         let mut copying = Copying::new(way, 300, &[24, 3, 24]);
         copying.hold_after(2 * MIB);
         let running = copying
@@ -318,7 +304,7 @@ fn ten_restarts_of_the_daemon_and_a_tree_of_both() {
 
 #[test]
 fn a_network_that_is_cut_is_no_end_while_the_daemon_lives() {
-    for way in BOTH {
+    for way in WAYS {
         let mut copying = Copying::new(way, 200, &[24]);
         copying.hold_after(MIB);
         let running = copying.command(&["--timeout", "40s"]).start();
@@ -337,7 +323,7 @@ fn a_network_that_is_cut_is_no_end_while_the_daemon_lives() {
 
 #[test]
 fn a_network_that_swallows_everything_is_noticed() {
-    for way in BOTH {
+    for way in WAYS {
         let mut copying = Copying::new(way, 100, &[24]);
         copying.hold_after(4 * MIB);
         let running = copying.command(&["--timeout", "12s"]).start();
@@ -354,7 +340,7 @@ fn a_network_that_swallows_everything_is_noticed() {
 
 #[test]
 fn a_daemon_that_is_drained_sends_its_clients_to_the_next_one() {
-    for way in BOTH {
+    for way in WAYS {
         let mut copying = Copying::new(way, 100, &[24]);
         let address = copying.daemon.address();
         let config = format!(
@@ -385,7 +371,7 @@ fn a_daemon_that_is_drained_sends_its_clients_to_the_next_one() {
 
 #[test]
 fn a_daemon_that_stays_away_ends_the_copy_in_time() {
-    for way in BOTH {
+    for way in WAYS {
         let mut copying = Copying::new(way, 50, &[16]);
         copying.hold_after(4 * MIB);
         let running = copying.command(&["--timeout", "2s"]).start();
@@ -459,7 +445,7 @@ fn an_export_that_is_gone_ends_the_copy() {
 
 #[test]
 fn an_interrupt_ends_a_copy_whose_peer_says_nothing() {
-    for way in BOTH {
+    for way in WAYS {
         let copying = Copying::new(way, 0, &[16]);
         copying
             .proxy
@@ -503,7 +489,7 @@ fn an_interrupt_ends_the_search_for_the_daemon() {
 
 #[test]
 fn a_source_that_changes_meanwhile_is_copied_anew_and_that_is_told() {
-    for way in BOTH {
+    for way in WAYS {
         let mut copying = Copying::new(way, 0, &[24]);
         copying.hold_after(6 * MIB);
         let running = copying.command(&["--timeout", "40s"]).start();
@@ -528,7 +514,7 @@ fn a_source_that_changes_meanwhile_is_copied_anew_and_that_is_told() {
 
 #[test]
 fn what_a_copy_made_itself_is_not_in_its_own_way() {
-    for way in BOTH {
+    for way in WAYS {
         let mut copying = Copying::new(way, 200, &[16]);
         copying.hold_after(6 * MIB);
         let options = ["--overwrite", "error", "--timeout", "40s"];
@@ -563,7 +549,7 @@ fn what_a_copy_made_itself_is_not_in_its_own_way() {
 
 #[test]
 fn what_failed_or_was_left_out_is_told_once() {
-    for way in BOTH {
+    for way in WAYS {
         let mut copying = Copying::new(way, 200, &[16]);
         // Before and behind what is under way when the daemon goes.
         for name in ["a socket", "directory 0/a socket"] {
@@ -653,7 +639,7 @@ fn a_file_on_standard_output_goes_on_at_its_byte() {
 
 #[test]
 fn the_state_is_told_to_who_asks_and_nothing_is_disturbed() {
-    for way in BOTH {
+    for way in WAYS {
         let copying = Copying::new(way, 300, &[16]);
         copying.hold_after(6 * MIB);
         let mut running = copying.command(&[]).start();

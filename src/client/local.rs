@@ -149,15 +149,9 @@ pub fn sum_local(
     hash: HashKind,
     on: &mut dyn FnMut(Listed),
 ) -> Result<(), Error> {
-    let here = |error: StorageError| {
-        Error::from(error.fault()).at(Location::local(path.as_os_str().as_bytes()))
-    };
-    let (spec, _) = source(path, Preserve::default()).map_err(here)?;
-    let mut output = operations::Output {
-        tell: on,
-        cancelled: &|| false,
-    };
-    operations::sum(&spec.root, &spec.path, recursive, hash, &mut output).map_err(here)
+    in_tree(path, on, |spec, output| {
+        operations::sum(&spec.root, &spec.path, recursive, hash, output)
+    })
 }
 
 /// Removes what copies that died left in a local directory and below, as
@@ -172,13 +166,25 @@ pub fn clean_local(
     dry_run: bool,
     on: &mut dyn FnMut(Listed),
 ) -> Result<(), Error> {
-    let here = |error: StorageError| {
-        Error::from(error.fault()).at(Location::local(path.as_os_str().as_bytes()))
-    };
-    let (spec, _) = source(path, Preserve::default()).map_err(here)?;
+    in_tree(path, on, |spec, output| {
+        cleaning::clean(&spec.root, &spec.path, which, dry_run, output)
+    })
+}
+
+/// Does an operation on a local path that nobody cancels.
+fn in_tree(
+    path: &Path,
+    on: &mut dyn FnMut(Listed),
+    operation: impl FnOnce(&SourceSpec, &mut operations::Output<'_>) -> Result<(), StorageError>,
+) -> Result<(), Error> {
     let mut output = operations::Output {
         tell: on,
         cancelled: &|| false,
     };
-    cleaning::clean(&spec.root, &spec.path, which, dry_run, &mut output).map_err(here)
+    let (spec, _) = source(path, Preserve::default()).map_err(|error| at_path(path, &error))?;
+    operation(&spec, &mut output).map_err(|error| at_path(path, &error))
+}
+
+fn at_path(path: &Path, error: &StorageError) -> Error {
+    Error::from(error.fault()).at(Location::local(path.as_os_str().as_bytes()))
 }

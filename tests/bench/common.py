@@ -281,6 +281,19 @@ class Rdcp:
 # ---- files --------------------------------------------------------------------------------------
 
 
+def start_rsync(accounting, work, root):
+    """rsync's daemon on loopback, which serves `root`, writable, as the module of this URL."""
+    port = free_port()
+    config = work / "rsyncd.conf"
+    config.write_text(
+        f"use chroot = no\nuid = {os.getuid()}\ngid = {os.getgid()}\n"
+        f"[bench]\npath = {root}\nread only = no\n"
+    )
+    command = ["rsync", "--daemon", "--no-detach", f"--config={config}", "--address=127.0.0.1"]
+    accounting.start([*command, f"--port={port}"], port)
+    return f"rsync://127.0.0.1:{port}/bench"
+
+
 def make_file(path, size_bytes):
     with open(path, "wb") as file:
         left = size_bytes

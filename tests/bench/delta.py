@@ -78,18 +78,7 @@ class Bench:
 
     def start(self):
         self.rdcp = common.Rdcp(self.args.bin, self.work, self.root, self.accounting)
-        port = common.free_port()
-        config = self.work / "rsyncd.conf"
-        config.write_text(
-            f"use chroot = no\nuid = {os.getuid()}\ngid = {os.getgid()}\n"
-            f"[bench]\npath = {self.root}\nread only = no\n"
-        )
-        self.accounting.start(
-            ["rsync", "--daemon", "--no-detach", f"--config={config}", "--address=127.0.0.1"]
-            + [f"--port={port}"],
-            port,
-        )
-        self.rsync_url = f"rsync://127.0.0.1:{port}/bench"
+        self.rsync_url = common.start_rsync(self.accounting, self.work, self.root)
 
     def rows(self):
         here, there = str(self.source / "file"), str(self.target) + "/"

@@ -61,22 +61,8 @@ class Bench:
         if args.no_uring:
             environment["RDCP_NO_URING"] = "1"
         self.rdcp = common.Rdcp(args.bin, self.work, self.root, self.accounting, environment)
-        self.rsync_url = self.start_rsync()
+        self.rsync_url = common.start_rsync(self.accounting, self.work, self.root)
         self.http_url = self.start_nginx()
-
-    def start_rsync(self):
-        port = common.free_port()
-        config = self.work / "rsyncd.conf"
-        config.write_text(
-            f"use chroot = no\nuid = {os.getuid()}\ngid = {os.getgid()}\n"
-            f"[bench]\npath = {self.root}\nread only = no\n"
-        )
-        self.accounting.start(
-            ["rsync", "--daemon", "--no-detach", f"--config={config}", "--address=127.0.0.1"]
-            + [f"--port={port}"],
-            port,
-        )
-        return f"rsync://127.0.0.1:{port}/bench"
 
     def start_nginx(self):
         port = common.free_port()

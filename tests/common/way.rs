@@ -1,6 +1,7 @@
 //! The two directions, so that one table of a test serves both.
 
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 
 use super::{Daemon, Finished, World};
 
@@ -34,6 +35,16 @@ impl Way {
             Self::Push => "export",
             Self::Pull => "local",
         }
+    }
+
+    /// Where a tree that is copied this way is.
+    pub(crate) fn tree(self, world: &World) -> PathBuf {
+        world.path(self.from()).join("tree")
+    }
+
+    /// Where its copy is.
+    pub(crate) fn copied(self, world: &World) -> PathBuf {
+        world.path(self.to()).join("copy")
     }
 
     /// How the source `below` is written.

@@ -5,14 +5,11 @@
 . /lab/helpers.sh
 rounds=${CHURN_ROUNDS:-40}
 
+# Its descriptors too.
 held() {
     rdma resource show
     grep -E '^Vm(Lck|Pin)' "/proc/$daemon_pid/status"
     find "/proc/$daemon_pid/fd" -mindepth 1 | wc -l
-}
-held_as_before() {
-    held >/run/lab/held.now
-    diff /run/lab/held /run/lab/held.now
 }
 connect() {
     rdcp ping -n 1 --accept-new 10.0.0.1 >/run/lab/ping 2>&1 || { cat /run/lab/ping >&2 && fail "round $1"; }

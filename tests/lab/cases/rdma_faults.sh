@@ -43,15 +43,6 @@ ended_right() {
 nothing_left() {
     [ -z "$(find "$1" -name '.rdcp-*')" ] || fail "$(ls -A "$1") is left"
 }
-# Locked and pinned memory of the daemon, and its RDMA objects.
-held() {
-    grep -E '^Vm(Lck|Pin)' "/proc/$daemon_pid/status"
-    rdma resource show
-}
-held_as_before() {
-    held >/run/lab/held.now
-    diff /run/lab/held /run/lab/held.now
-}
 both_rails() {
     rdcp ping -n 1 10.0.0.1 >/run/lab/ping 2>&1
     grep -q '^data goes by rdma: rxe0:1 .*; rxe1:1 ' /run/lab/ping

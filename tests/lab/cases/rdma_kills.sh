@@ -21,14 +21,6 @@ below() {
 }
 sum() { sha256sum <"$1" | cut -c 1-64; }
 serve() { start_daemon 10.0.0.1:20471 --export data=/tmp/export:rw; }
-held() {
-    grep -E '^Vm(Lck|Pin)' "/proc/$daemon_pid/status"
-    rdma resource show
-}
-held_as_when_idle() {
-    held >/run/lab/held.now
-    diff /run/lab/held /run/lab/held.now
-}
 # moved: how many bytes had travelled when that was last told.
 moved() { sed -n 's/.*"bytes_moved":\([0-9]*\).*/\1/p' "$told" | tail -n 1; }
 # landed: how many bytes came by either transport, those that came twice counted twice.
@@ -68,7 +60,7 @@ judge() {
     [ "$again" -le "$again_most" ] || again_most=$again
     echo "= $what after $pause_ms ms, $had bytes had come: $again fetched again"
     rm "$copy"
-    retry 90 held_as_when_idle
+    retry 90 held_as_before
 }
 
 mkdir -p /tmp/export/in /tmp/local
@@ -148,7 +140,7 @@ while [ "$killed" -lt "$kills" ]; do
         if [ "$(summary reconnects)" -eq 0 ]; then
             late=$((late + 1))
             rm "$copy"
-            retry 90 held_as_when_idle
+            retry 90 held_as_before
             continue
         fi
         killed=$((killed + 1))

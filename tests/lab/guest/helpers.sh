@@ -129,6 +129,17 @@ resources_as_after_boot() {
     diff /run/lab/resources.then /run/lab/resources.now
 }
 
+# Locked and pinned memory of the daemon, and its RDMA objects.
+held() {
+    grep -E '^Vm(Lck|Pin)' "/proc/$daemon_pid/status"
+    rdma resource show
+}
+# held_as_before: what it holds is what a case has put into /run/lab/held.
+held_as_before() {
+    held >/run/lab/held.now
+    diff /run/lab/held /run/lab/held.now
+}
+
 # Fields 14 and 15 of stat(5), counted behind the name, which may have blanks. 100 ticks a second.
 cpu_ms() {
     sed 's/.*) //' "/proc/$1/stat" | awk '{ print ($12 + $13) * 10 }'
