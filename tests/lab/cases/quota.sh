@@ -20,8 +20,10 @@ done
 
 # No function: the daemon itself is to be what is ended.
 export daemon_prefix="setpriv --reuid=$user --regid=$user --clear-groups"
-mkdir -p /run/lab/rdcpd-state /tmp/home
-chown $user:$user /run/lab/rdcpd-state /tmp/home
+export daemon_state=/run/lab/rdcpd-state-of-nobody
+rm -rf $daemon_state
+mkdir -p $daemon_state /tmp/home
+chown $user:$user $daemon_state /tmp/home
 start_daemon 10.0.0.1:20471 --export data=$from --export disk=/mnt/xfs/there:rw
 export HOME=/tmp/home
 

@@ -80,14 +80,15 @@ exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"
 EOF
 chmod 755 /tmp/limited
 daemon_prefix=/tmp/limited
-rm -rf /run/lab/rdcpd-state "$home/.config"
-mkdir -m 700 /run/lab/rdcpd-state
-chown 65534:65534 /run/lab/rdcpd-state
+export daemon_state=/run/lab/rdcpd-state-of-nobody
+rm -rf $daemon_state "$home/.config"
+mkdir -m 700 $daemon_state
+chown 65534:65534 $daemon_state
 start_daemon 10.0.0.1:20471 --export data=/tmp/export:rw
 forced unlimited 64
 says 'the server: rxe'
 by_itself unlimited 64
 stop_daemon
-export daemon_prefix=
+export daemon_prefix= daemon_state=
 resources_released
-rm -rf /tmp/export "$home" /run/lab/rdcpd-state /tmp/limited
+rm -rf /tmp/export "$home" /run/lab/rdcpd-state-of-nobody /tmp/limited

@@ -6,7 +6,8 @@
 #   retry SECONDS COMMAND...      again, until it succeeds or the time is over
 #   tell NAME, await NAME [S]     between two hosts: something is ready, wait for that
 #   start_daemon ADDRESS ARG...   rdcpd, until it listens; leaves $daemon_pid and $daemon_log; a command
-#                                 in $daemon_prefix starts it, if that is set
+#                                 in $daemon_prefix starts it, if that is set; its state, with the host key, is in
+#                                 $daemon_state, so that one of another user has its own
 #   stop_daemon                   ends it in an orderly way; it must exit with 0
 #   make_source FOLDER            64 MiB in one file and 500 small files, with digests
 #   check_digests FOLDER SOURCE   the files have the digests of the source
@@ -81,8 +82,8 @@ start_daemon() {
     # Before it starts, lest the log of an earlier one say that it listens.
     : >"$daemon_log"
     # shellcheck disable=SC2086 # The prefix is several words.
-    ${daemon_prefix:-} rdcpd --listen "$daemon_address" --auth none --state-dir /run/lab/rdcpd-state \
-        --log-format json "$@" 2>"$daemon_log" &
+    ${daemon_prefix:-} rdcpd --listen "$daemon_address" --auth none \
+        --state-dir "${daemon_state:-/run/lab/rdcpd-state}" --log-format json "$@" 2>"$daemon_log" &
     daemon_pid=$!
     retry 60 daemon_listens
 }
