@@ -89,6 +89,7 @@ forced unlimited 64
 says 'the server: rxe'
 by_itself unlimited 64
 stop_daemon
-export daemon_prefix= daemon_state=
+export daemon_prefix=""
+export daemon_state=""
 resources_released
 rm -rf /tmp/export "$home" /run/lab/rdcpd-state-of-nobody /tmp/limited
