@@ -436,9 +436,9 @@ class Soak:
 
 
 def not_taken(status, lines):
-    """Whether there was nothing yet that a command could go on with by itself."""
+    """Whether there was nothing yet that a command could go on with by itself: the daemon was gone, or about to go."""
     found = [line for line in lines if line.get("type") in ("file", "reconnect", "progress")]
-    return status == 3 and not found and any(line.get("retryable") for line in lines)
+    return status in (3, 14) and not found and any(line.get("retryable") for line in lines)
 
 
 def tail(said):
