@@ -79,6 +79,27 @@ impl ErrorKind {
         Self::Cancelled,
     ];
 
+    /// One word for it, the same in every JSON that is made of it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Internal => "internal",
+            Self::Usage => "usage",
+            Self::Unreachable => "unreachable",
+            Self::Denied => "denied",
+            Self::NotFound => "not_found",
+            Self::Integrity => "integrity",
+            Self::Storage => "storage",
+            Self::Several => "several",
+            Self::SourceChanged => "source_changed",
+            Self::TransportUnavailable => "transport_unavailable",
+            Self::TimedOut => "timed_out",
+            Self::Exists => "exists",
+            Self::Different => "different",
+            Self::Busy => "busy",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
     /// Whether the same request may succeed later without anybody mending anything.
     pub fn is_retryable(self) -> bool {
         matches!(

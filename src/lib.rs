@@ -50,6 +50,7 @@
 //! the keys of known hosts and what an interrupted transfer left beside its destination, and it starts
 //! no thread until a client or server is made.
 
+pub mod audit;
 pub mod client;
 pub mod doctor;
 pub mod error;

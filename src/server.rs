@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::audit::{AuditEvent, Auditor};
 use crate::error::{Error, ErrorKind};
 use crate::limits::{EXPORT_NAME_BYTES_MAX, STREAMS_MAX};
 use crate::options::RdmaOptions;
@@ -17,7 +18,7 @@ use crate::session::counters::counters;
 use crate::session::machinery::machinery;
 use crate::session::own_key::{Fingerprint, FingerprintError, OwnKey};
 use crate::session::rails::network::IpNetwork;
-use crate::session::serving::{self, Exported, Serving};
+use crate::session::serving::{self, Exported, Offered, Serving};
 use crate::session::sweeping;
 use crate::session::tls::{self, ClientKeys};
 use crate::storage::within::leads_through;
@@ -32,6 +33,7 @@ pub struct Export {
     rights: String,
     clients: Option<Vec<String>>,
     networks: Vec<String>,
+    unverified: Option<bool>,
 }
 
 impl Export {
@@ -43,6 +45,7 @@ impl Export {
             rights: Rights::READING.to_string(),
             clients: None,
             networks: Vec::new(),
+            unverified: None,
         }
     }
 
@@ -77,6 +80,14 @@ impl Export {
     #[must_use]
     pub fn networks(mut self, networks: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.networks = networks.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Whether clients may copy what no digest proves: with `Hash::None`, and in held regions. Default: while the
+    /// server listens on loopback addresses alone, where nothing is on the way that could change it.
+    #[must_use]
+    pub fn unverified(mut self, allowed: bool) -> Self {
+        self.unverified = Some(allowed);
         self
     }
 
@@ -193,6 +204,7 @@ pub struct ServerBuilder {
     keys_file: Option<PathBuf>,
     limits: ServerLimits,
     rdma: RdmaOptions,
+    auditor: Auditor,
 }
 
 /// The host key's file in the state directory.
@@ -263,6 +275,14 @@ impl ServerBuilder {
         self
     }
 
+    /// Has somebody told who does what, to be kept. Called from the server's tasks: it must not wait for
+    /// anything, a disk for example.
+    #[must_use]
+    pub fn audit(mut self, told: impl Fn(&AuditEvent) + Send + Sync + 'static) -> Self {
+        self.auditor = Auditor::new(told);
+        self
+    }
+
     /// Starts to listen and serve.
     ///
     /// # Errors
@@ -271,17 +291,6 @@ impl ServerBuilder {
     pub async fn start(self) -> Result<Server, Error> {
         self.check()?;
         let machinery = machinery()?;
-        let mut exports = Vec::with_capacity(self.exports.len());
-        for export in &self.exports {
-            self.check_own_files(export)?;
-            let (rights, audience) = export.rules()?;
-            exports.push(Exported {
-                name: export.name.clone(),
-                root: Arc::new(export.open()?),
-                rights,
-                audience,
-            });
-        }
         let key = match &self.state_directory {
             Some(directory) => OwnKey::load_or_create(&directory.join(HOST_KEY_FILE)),
             None => OwnKey::ephemeral(),
@@ -289,14 +298,7 @@ impl ServerBuilder {
         let key = key.map_err(|error| {
             Error::new(ErrorKind::Storage, "the host key can't be used").with_source(error)
         })?;
-        let admission = self.admission()?;
-        let asked = match admission {
-            Admission::Everybody => ClientKeys::Unasked,
-            Admission::Keys(_) => ClientKeys::Asked,
-        };
-        let config = tls::server_config(&key, asked).map_err(|error| {
-            Error::new(ErrorKind::Internal, "TLS can't be set up").with_source(error)
-        })?;
+        let offered = self.offered(&key)?;
         let mut listeners = Vec::with_capacity(self.listen.len());
         for address in &self.listen {
             let unreachable = |error: std::io::Error| {
@@ -310,28 +312,70 @@ impl ServerBuilder {
             .iter()
             .filter_map(|listener| listener.local_addr().ok())
             .collect();
-        let serving = Serving::new(
-            machinery,
-            exports,
-            admission,
-            config,
-            self.limits,
-            self.rdma,
-        );
+        let serving = Serving::new(machinery, offered, self.rdma.clone(), self.auditor.clone());
         let mut tasks: Vec<_> = listeners
             .into_iter()
             .map(|listener| tokio::spawn(serving::accept(Arc::clone(&serving), listener)))
             .collect();
-        if serving.asks_for_keys() {
-            tasks.push(tokio::spawn(serving::watch_keys(Arc::clone(&serving))));
-        }
+        tasks.push(tokio::spawn(serving::watch_keys(Arc::clone(&serving))));
         tasks.push(tokio::spawn(sweeping::sweep_daily(Arc::clone(&serving))));
         Ok(Server {
             local_addrs,
-            fingerprint: key.fingerprint().to_string(),
+            key,
+            begun_as: self,
             serving,
             tasks,
         })
+    }
+
+    /// What it is to offer, opened. Looks at files, and may wait for them.
+    fn offered(&self, key: &OwnKey) -> Result<Offered, Error> {
+        let mut exports = Vec::with_capacity(self.exports.len());
+        let is_near = self.listen.iter().all(|address| address.ip().is_loopback());
+        for export in &self.exports {
+            self.check_own_files(export)?;
+            let (rights, audience) = export.rules()?;
+            exports.push(Arc::new(Exported {
+                name: export.name.clone(),
+                root: Arc::new(export.open()?),
+                rights,
+                audience,
+                unverified: export.unverified.unwrap_or(is_near),
+            }));
+        }
+        let admission = self.admission()?;
+        let asked = match admission {
+            Admission::Everybody => ClientKeys::Unasked,
+            Admission::Keys(_) => ClientKeys::Asked,
+        };
+        let tls = tls::server_config(key, asked).map_err(|error| {
+            Error::new(ErrorKind::Internal, "TLS can't be set up").with_source(error)
+        })?;
+        Ok(Offered {
+            exports,
+            admission: Arc::new(admission),
+            tls,
+            limits: self.limits,
+        })
+    }
+
+    /// What a running server can't be given in place of what it began with.
+    fn fixed_that_differs(&self, other: &Self) -> Option<&'static str> {
+        let differing = [
+            (self.listen != other.listen, "the addresses to listen on"),
+            (
+                self.state_directory != other.state_directory,
+                "the state directory",
+            ),
+            (self.rdma != other.rdma, "the use of RDMA"),
+            (
+                self.limits.handshakes_max != other.limits.handshakes_max,
+                "the limit of handshakes",
+            ),
+        ];
+        differing
+            .into_iter()
+            .find_map(|(differs, what)| differs.then_some(what))
     }
 
     /// Whoever may read the server's own files could pass for it, and who may write them, let himself in.
@@ -463,7 +507,8 @@ fn unusable_keys(error: AuthorizedKeysError) -> Error {
 /// A running server. Dropping it ends it at once.
 pub struct Server {
     local_addrs: Vec<SocketAddr>,
-    fingerprint: String,
+    key: OwnKey,
+    begun_as: ServerBuilder,
     serving: Arc<Serving>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -480,8 +525,28 @@ impl Server {
     }
 
     /// What clients pin: `SHA256:` and the digest of its public key.
-    pub fn fingerprint(&self) -> &str {
-        &self.fingerprint
+    pub fn fingerprint(&self) -> String {
+        self.key.fingerprint().to_string()
+    }
+
+    /// Offers from now on what `next` says: its exports, the keys that it lets in, its limits. All of it or,
+    /// with an error, nothing. Sessions of clients that lose something by it end at once, with everything
+    /// that is exposed to them; their clients connect again, and go on with what is still theirs. New sessions
+    /// and requests of old ones get what is offered now.
+    ///
+    /// Opens files, and may wait for them: not for an async task of a server that others wait for.
+    ///
+    /// # Errors
+    /// What [`ServerBuilder::start`] says, and [`ErrorKind::Usage`] if `next` differs in what a running server
+    /// keeps: addresses, state directory, RDMA, the limit of handshakes.
+    pub fn reload(&self, next: &ServerBuilder) -> Result<(), Error> {
+        next.check()?;
+        if let Some(what) = self.begun_as.fixed_that_differs(next) {
+            let text = format!("{what} can't be changed while the server runs");
+            return Err(Error::new(ErrorKind::Usage, text).with_hint("start it again for that"));
+        }
+        self.serving.offer(next.offered(&self.key)?);
+        Ok(())
     }
 
     /// What moves the bytes: `io_uring`, or a readiness loop and why.

@@ -122,6 +122,56 @@ fn the_rights_of_an_export_hold_for_everybody() {
 }
 
 #[test]
+fn an_export_may_let_nothing_be_copied_unverified() {
+    let world = World::new();
+    world.write("export/file", "content");
+    world.write("local/new", "new");
+    let daemon = serve(
+        &world,
+        "[exports.sure]\npath = \"TOP/export\"\nwritable = true\nintegrity = \"required\"\n\
+         [exports.free]\npath = \"TOP/export\"\nwritable = true\nintegrity = \"optional\"\n\
+         [exports.near]\npath = \"TOP/export\"\nwritable = true\n",
+    );
+    for export in ["sure", "free", "near"] {
+        for (hash, refused) in [
+            ("blake3", false),
+            ("sha256", false),
+            ("none", export == "sure"),
+        ] {
+            let copy = |command: &str, words: [OsString; 2]| {
+                let run = world
+                    .rdcp(command)
+                    .args(["--hash", hash, "--overwrite", "never"]);
+                let done = run.args(words).run();
+                match refused {
+                    true => drop(
+                        done.expect(4)
+                            .says("export 'sure' lets nothing be copied unverified"),
+                    ),
+                    false => drop(done.ok()),
+                }
+            };
+            let name = format!("{export}-{hash}");
+            copy(
+                "pull",
+                [daemon.url(format!("{export}/file")), name.clone().into()],
+            );
+            copy(
+                "push",
+                ["new".into(), daemon.url(format!("{export}/{name}"))],
+            );
+            assert_eq!(world.exists(format!("local/{name}")), !refused);
+            assert_eq!(world.exists(format!("export/{name}")), !refused);
+        }
+    }
+    refused(
+        &world,
+        "[exports.d]\npath = \"TOP/export\"\nintegrity = \"none\"\n",
+    )
+    .says("write \"required\" or \"optional\"");
+}
+
+#[test]
 fn an_export_is_there_only_for_those_whom_it_is_for() {
     let world = World::new();
     world.write("export/file", "content");

@@ -57,27 +57,6 @@ impl From<ExitStatus> for ExitCode {
     }
 }
 
-/// The name of a class of failures in JSON lines.
-pub(crate) fn kind_name(kind: ErrorKind) -> &'static str {
-    match kind {
-        ErrorKind::Usage => "usage",
-        ErrorKind::Unreachable => "unreachable",
-        ErrorKind::Denied => "denied",
-        ErrorKind::NotFound => "not_found",
-        ErrorKind::Integrity => "integrity",
-        ErrorKind::Storage => "storage",
-        ErrorKind::Several => "several",
-        ErrorKind::SourceChanged => "source_changed",
-        ErrorKind::TransportUnavailable => "transport_unavailable",
-        ErrorKind::TimedOut => "timed_out",
-        ErrorKind::Exists => "exists",
-        ErrorKind::Different => "different",
-        ErrorKind::Busy => "busy",
-        ErrorKind::Cancelled => "cancelled",
-        _ => "internal",
-    }
-}
-
 /// Each status with its meaning, as help and manual show it.
 pub(crate) const TABLE: &[(u8, &str)] = &[
     (
@@ -213,11 +192,8 @@ mod tests {
             assert!(!seen.contains(&code), "{kind:?} shares status {code}");
             assert_ne!(code, 0, "{kind:?}");
             seen.push(code);
-            assert!(
-                !names.contains(&kind_name(*kind)),
-                "{kind:?} shares its name"
-            );
-            names.push(kind_name(*kind));
+            assert!(!names.contains(&kind.name()), "{kind:?} shares its name");
+            names.push(kind.name());
         }
         // The rest of the table: success, and the signal that is no class of the library.
         let rest = TABLE

@@ -18,7 +18,7 @@ use crate::settings::{AuthMode, LogFormat};
 /// As a service it reads one:         rdcpd --config /etc/rdcp/rdcpd.toml
 ///
 /// What the command line says goes before what the file says.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(name = "rdcpd", version, after_help = EXIT_STATUSES, verbatim_doc_comment)]
 pub(crate) struct Args {
     /// Read the configuration from this TOML file
@@ -39,6 +39,12 @@ pub(crate) struct Args {
     #[arg(long = "export", value_name = "NAME=PATH[:rw]",
           value_parser = OsStringValueParser::new().try_map(|text| ExportArg::parse(&text)))]
     pub(crate) exports: Vec<ExportArg>,
+
+    /// Let files of the --export directories be copied without any digest: --hash none, and held regions
+    ///
+    /// Default: only while nothing but loopback addresses are listened on. In a configuration: `integrity`.
+    #[arg(long, requires = "exports")]
+    pub(crate) allow_unverified: bool,
 
     /// Listen here; may be repeated. Port 0 takes a free one, told in the log
     /// [default: 127.0.0.1:20471]
@@ -61,6 +67,10 @@ pub(crate) struct Args {
     /// from="10.0.0.0/8,::1", expires="2027-01-31". The file is read again when it changes.
     #[arg(long, value_name = "FILE")]
     pub(crate) authorized_keys: Option<PathBuf>,
+
+    /// Append a line of JSON to this file for each session and request, and for each client that is refused
+    #[arg(long, value_name = "FILE")]
+    pub(crate) audit: Option<PathBuf>,
 
     /// Print the manual page rdcpd(1) as roff, and exit
     #[arg(long, exclusive = true)]
@@ -139,7 +149,7 @@ pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
 pub(crate) const EXIT_STATUSES: &str = "\
 Exit status: 0 ended by SIGTERM or SIGINT after running transfers were given time to end; \
 1 a defect of rdcpd; 2 command line or configuration; 3 an address can't be listened on; \
-7 the state directory can't be used; 130, 143 ended at once by a second signal.";
+7 the state directory or the audit record can't be used; 129, 130, 143 ended at once by a second signal.";
 
 #[cfg(test)]
 mod tests {

@@ -21,6 +21,8 @@ pub(crate) struct Access {
     /// Fingerprints; none: all that are let in.
     pub(crate) clients: Option<Vec<String>>,
     pub(crate) networks: Vec<String>,
+    /// None: as the addresses that are listened on suggest.
+    pub(crate) unverified: Option<bool>,
 }
 
 impl Access {
@@ -48,6 +50,9 @@ impl CheckedExport {
         let mut export = Export::new(&self.name, &self.path)
             .writable(access.writable)
             .networks(&access.networks);
+        if let Some(allowed) = access.unverified {
+            export = export.unverified(allowed);
+        }
         if let Some(rights) = &access.rights {
             export = export.rights(rights.join(","));
         }

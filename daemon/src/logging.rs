@@ -3,28 +3,52 @@
 use std::env;
 use std::io::{self, IsTerminal};
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::{FormatEvent, FormatFields, MakeWriter, SubscriberBuilder};
+use tracing_subscriber::{EnvFilter, Registry};
 
 use crate::settings::{LogFormat, Settings};
 
+/// Sets what is logged from now on.
+pub(crate) struct Filter(Box<dyn Fn(EnvFilter) + Send + Sync>);
+
+impl Filter {
+    /// Logs what these settings say.
+    pub(crate) fn set(&self, settings: &Settings) {
+        (self.0)(filter(settings));
+    }
+}
+
+/// It was checked when the settings were made.
+fn filter(settings: &Settings) -> EnvFilter {
+    EnvFilter::new(&settings.log_filter.value)
+}
+
 /// Begins to log. Called once; a second call would change nothing.
-pub(crate) fn start(settings: &Settings) {
-    // The filter was checked when the settings were made.
-    let filter = EnvFilter::new(&settings.log_filter.value);
+pub(crate) fn start(settings: &Settings) -> Filter {
     let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(filter(settings))
         .with_writer(io::stderr)
         // A reader of the log that has gone away must not take the daemon with it.
         .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none());
-    let begun = match settings.log_format.value {
-        LogFormat::Json => lines.json().flatten_event(true).try_init(),
+    match settings.log_format.value {
+        LogFormat::Json => begin(lines.json().flatten_event(true)),
         // The journal stamps its lines itself (systemd.exec(5), JOURNAL_STREAM).
-        LogFormat::Text if env::var_os("JOURNAL_STREAM").is_some() => {
-            lines.without_time().try_init()
-        }
-        LogFormat::Text => lines.try_init(),
-    };
+        LogFormat::Text if env::var_os("JOURNAL_STREAM").is_some() => begin(lines.without_time()),
+        LogFormat::Text => begin(lines),
+    }
+}
+
+fn begin<N, E, W>(lines: SubscriberBuilder<N, E, EnvFilter, W>) -> Filter
+where
+    N: for<'writer> FormatFields<'writer> + Send + Sync + 'static,
+    E: FormatEvent<Registry, N> + Send + Sync + 'static,
+    W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
+{
+    let lines = lines.with_filter_reloading();
+    let handle = lines.reload_handle();
     // It fails only if logging has begun before, and then the lines go there.
-    drop(begun);
+    drop(lines.try_init());
+    // It fails only once nothing is logged any more.
+    Filter(Box::new(move |filter| drop(handle.reload(filter))))
 }

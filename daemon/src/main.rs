@@ -2,6 +2,7 @@
 //! its life told in log lines and in the exit status.
 
 mod args;
+mod audit;
 mod config;
 mod export;
 mod lifecycle;
@@ -20,6 +21,7 @@ use clap::Parser;
 use rdcp::ErrorKind;
 
 use crate::args::Args;
+use crate::logging::Filter;
 use crate::serve::StartError;
 use crate::settings::Settings;
 
@@ -52,7 +54,7 @@ fn run() -> ExitCode {
         };
     }
     let (check, show) = (args.check_config, args.show_config);
-    let settings = match Settings::load(args) {
+    let settings = match Settings::load(args.clone()) {
         Ok(settings) => settings,
         Err(problems) => {
             for problem in problems.iter() {
@@ -70,11 +72,11 @@ fn run() -> ExitCode {
             "the configuration is right: {exports} export(s)\n"
         ));
     }
-    logging::start(&settings);
-    serve(&settings)
+    let filter = logging::start(&settings);
+    serve(&args, settings, &filter)
 }
 
-fn serve(settings: &Settings) -> ExitCode {
+fn serve(args: &Args, settings: Settings, filter: &Filter) -> ExitCode {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads.min(CONTROL_THREADS_MAX))
@@ -88,11 +90,14 @@ fn serve(settings: &Settings) -> ExitCode {
             return ExitCode::from(EXIT_INTERNAL);
         }
     };
-    let ended = runtime.block_on(lifecycle::run(settings));
+    let ended = runtime.block_on(lifecycle::run(args, settings, filter));
     // Work that blocks on a slow disk must not hold up the exit.
     runtime.shutdown_background();
     ended.unwrap_or_else(|error| {
-        say(&chain(&error));
+        say(&match &error {
+            StartError::Server(error) => in_one_line(error),
+            other => with_causes(other),
+        });
         ExitCode::from(exit_status(&error))
     })
 }
@@ -109,20 +114,18 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 }
 
 /// The error, its causes, and what to do next, in one line.
-fn chain(error: &StartError) -> String {
-    let mut text = with_causes(error);
-    if let StartError::Server(error) = error
-        && let Some(hint) = error.hint()
-    {
-        text = format!("{text}; {hint}");
+fn in_one_line(error: &rdcp::Error) -> String {
+    let text = with_causes(error);
+    match error.hint() {
+        Some(hint) => format!("{text}; {hint}"),
+        None => text,
     }
-    text
 }
 
 fn exit_status(error: &StartError) -> u8 {
     match error {
         StartError::Signals(_) => EXIT_INTERNAL,
-        StartError::StateDirectory { .. } => EXIT_STORAGE,
+        StartError::StateDirectory { .. } | StartError::Audit { .. } => EXIT_STORAGE,
         StartError::Server(error) => match error.kind() {
             ErrorKind::Usage => EXIT_USAGE,
             ErrorKind::Unreachable => EXIT_UNREACHABLE,

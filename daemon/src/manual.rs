@@ -23,6 +23,18 @@ pub(crate) fn page() -> io::Result<String> {
     String::from_utf8(page).map_err(io::Error::other)
 }
 
+const AUDIT: &str = "With --audit FILE, or audit in the configuration, a line of JSON is appended to the file for each \
+    event: daemon_started, daemon_ended, configuration_taken, client_refused (from, key, reason), session_began \
+    (session, from, key, software), session_ended (session, from, key, reason), request_began (session, from, key, \
+    transfer, request, dry_run, places) and request_ended (the same and result, published, updated, unchanged, \
+    deleted, failed, bytes; with a failure kind and reason). All have v (1; it counts up when a field changes its \
+    meaning), seq (without gaps from the start of the daemon), time (UTC) and event. request is pull, push, list, \
+    stat, sum, remove, make directory or clean; result is done, partly (some entries failed) or failed; places has \
+    export, path and, byte by byte, path_b64. The files of a tree are counted, not named. Texts are those of clients \
+    where they name something: JSON escapes them, a reader that prints them has to as well. Lines never hold up a \
+    copy: if the disk is too slow for long, some are lost, and a line lost (count) says how many. To rotate it, \
+    rename it and send SIGHUP.";
+
 /// What the definition of the arguments does not know.
 fn own_sections() -> Roff {
     let mut roff = Roff::new();
@@ -32,9 +44,17 @@ fn own_sections() -> Roff {
     roff.control("SH", ["SIGNALS"]);
     for (name, what) in [
         (
-            "SIGTERM, SIGINT, SIGHUP",
+            "SIGTERM, SIGINT",
             "Take nothing new, let what runs end for drain_seconds, then end. Clients whose copies are cut \
              short by that connect again and go on with the next daemon. A second one ends at once.",
+        ),
+        (
+            "SIGHUP",
+            "Read the configuration again, and take all of it or, with an error in the log, nothing: exports, \
+             groups, auth, authorized_keys, limits, drain_seconds, log.level. What has changed elsewhere takes a \
+             start. Sessions of clients that lose an export or a right by it end at once, with everything that \
+             they could read; their clients connect again and go on with what is still theirs. Without --config \
+             it ends the daemon as SIGTERM does, because a terminal that closes sends it.",
         ),
         (
             "SIGUSR1",
@@ -46,6 +66,8 @@ fn own_sections() -> Roff {
         roff.text([bold(name)]);
         roff.text([roman(what)]);
     }
+    roff.control("SH", ["AUDIT RECORD"]);
+    roff.text([roman(AUDIT)]);
     roff.control("SH", ["WHAT IT REMOVES BY ITSELF"]);
     roff.text([roman(
         "Hidden files that copies left in exports that may be written, when it starts and once a day: those \

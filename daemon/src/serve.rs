@@ -8,6 +8,8 @@ use rdcp::server::{Server, ServerBuilder, ServerLimits};
 use rdcp::{ErrorKind, TransportOffer};
 use tracing::{info, warn};
 
+use crate::audit::AuditLog;
+use crate::export::CheckedExport;
 use crate::settings::{AuthMode, Settings};
 use crate::state_dir;
 
@@ -18,20 +20,55 @@ pub(crate) enum StartError {
     Signals(#[source] io::Error),
     #[error("the state directory {} can't be made", path.display())]
     StateDirectory { path: PathBuf, source: io::Error },
+    #[error("the audit record {} can't be written", path.display())]
+    Audit { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Server(#[from] rdcp::Error),
 }
 
 /// Starts the server and logs what an operator wants to see first.
-pub(crate) async fn start(settings: &Settings) -> Result<Server, StartError> {
+pub(crate) async fn start(settings: &Settings) -> Result<(Server, Option<AuditLog>), StartError> {
     let state_dir = &settings.state_dir.value;
     state_dir::make(state_dir).map_err(|source| StartError::StateDirectory {
         path: state_dir.clone(),
         source,
     })?;
+    let audit = settings.audit.as_ref().map(|audit| {
+        AuditLog::open(&audit.value).map_err(|source| StartError::Audit {
+            path: audit.value.clone(),
+            source,
+        })
+    });
+    let audit = audit.transpose()?;
+    let mut builder = builder(settings)?;
+    if let Some(audit) = &audit {
+        let teller = audit.teller();
+        builder = builder.audit(move |event| teller.tell(event));
+    }
+    let server = builder.start().await?;
+    // Before it is said that it listens: whoever reads that may count on a server that runs.
+    let transports = server.transports().await;
+    announce(&server, settings, &transports);
+    if let Some(audit) = &audit {
+        audit.teller().note("daemon_started");
+    }
+    Ok((server, audit))
+}
+
+/// Offers what the settings say now in place of what they said before.
+pub(crate) fn reload(server: &Server, settings: &Settings) -> Result<(), rdcp::Error> {
+    server.reload(&builder(settings)?)?;
+    for export in &settings.exports {
+        tell(&export.value);
+    }
+    Ok(())
+}
+
+/// The server that the settings describe.
+fn builder(settings: &Settings) -> Result<ServerBuilder, rdcp::Error> {
     let limits = ServerLimits::default().sessions_max(settings.sessions_max.value);
     let mut builder = Server::builder()
-        .state_directory(state_dir)
+        .state_directory(&settings.state_dir.value)
         .limits(limits)
         .rdma(settings.rdma.options());
     builder = match settings.auth.as_ref().map(|auth| auth.value) {
@@ -45,11 +82,7 @@ pub(crate) async fn start(settings: &Settings) -> Result<Server, StartError> {
     for export in &settings.exports {
         builder = builder.export(export.value.offer());
     }
-    let server = builder.start().await?;
-    // Before it is said that it listens: whoever reads that may count on a server that runs.
-    let transports = server.transports().await;
-    announce(&server, settings, &transports);
-    Ok(server)
+    Ok(builder)
 }
 
 /// Lets in whose keys are named, and by hand the starter.
@@ -88,16 +121,7 @@ fn announce(server: &Server, settings: &Settings, transports: &[TransportOffer])
     }
     info!(fingerprint = server.fingerprint(), "host key");
     for export in &settings.exports {
-        let export = &export.value;
-        let access = &export.access;
-        info!(
-            name = export.name,
-            path = ?export.path,
-            rights = access.words(),
-            clients = access.clients.as_ref().map(Vec::len),
-            from = (!access.networks.is_empty()).then(|| access.networks.join(",")),
-            "export"
-        );
+        tell(&export.value);
     }
     info!(reactor = server.reactor(), "data plane");
     for offer in transports {
@@ -115,4 +139,16 @@ fn announce(server: &Server, settings: &Settings, transports: &[TransportOffer])
     if rustix::process::geteuid().is_root() {
         warn!("running as root: files are read and written as root; run rdcpd as its own user");
     }
+}
+
+fn tell(export: &CheckedExport) {
+    let access = &export.access;
+    info!(
+        name = export.name,
+        path = ?export.path,
+        rights = access.words(),
+        clients = access.clients.as_ref().map(Vec::len),
+        from = (!access.networks.is_empty()).then(|| access.networks.join(",")),
+        "export"
+    );
 }

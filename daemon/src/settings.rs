@@ -87,6 +87,7 @@ pub(crate) struct Settings {
     pub(crate) auth: Option<Said<AuthMode>>,
     pub(crate) authorize: Vec<String>,
     pub(crate) authorized_keys: Option<Said<PathBuf>>,
+    pub(crate) audit: Option<Said<PathBuf>>,
     /// Whether a configuration file was read.
     pub(crate) from_file: bool,
     pub(crate) drain: Said<Duration>,
@@ -125,6 +126,10 @@ impl Settings {
                 )
             })
             .or(config.authorized_keys);
+        let audit = args.audit;
+        let audit = audit
+            .map(|path| Said::by_option(std::path::absolute(&path).unwrap_or(path), "--audit"))
+            .or(config.audit);
         let auth = args
             .auth
             .map(|mode| Said::by_option(mode, "--auth"))
@@ -142,6 +147,7 @@ impl Settings {
             auth,
             authorize: args.authorize,
             authorized_keys,
+            audit,
             from_file,
             drain: config
                 .drain_seconds
@@ -164,7 +170,13 @@ impl Settings {
                 &mut problems,
             ),
             rdma: config.rdma,
-            exports: join_exports(args.exports, config.exports, from_file, &mut problems),
+            exports: join_exports(
+                args.exports,
+                args.allow_unverified.then_some(true),
+                config.exports,
+                from_file,
+                &mut problems,
+            ),
         };
         settings.refuse_own_files(file.as_deref(), &mut problems);
         settings.refuse_unknowable_clients(&mut problems);
@@ -188,6 +200,7 @@ impl Settings {
             Some(&*host_key),
             keys,
             file,
+            self.audit.as_ref().map(|audit| &*audit.value),
             starter.as_deref(),
         ];
         for export in &self.exports {
@@ -244,6 +257,9 @@ impl Settings {
         if let Some(file) = &self.authorized_keys {
             line("authorized_keys", quoted_path(&file.value), &file.source);
         }
+        if let Some(file) = &self.audit {
+            line("audit", quoted_path(&file.value), &file.source);
+        }
         line(
             "drain_seconds",
             self.drain.value.as_secs().to_string(),
@@ -279,6 +295,10 @@ impl Settings {
             }
             if let Some(clients) = &access.clients {
                 line("clients", quoted_list(clients));
+            }
+            if let Some(allowed) = access.unverified {
+                let word = if allowed { "optional" } else { "required" };
+                line("integrity", quoted(word));
             }
             if !access.networks.is_empty() {
                 line("from", quoted_list(&access.networks));
@@ -445,6 +465,7 @@ fn wrong_directive(filter: &str) -> Option<&str> {
 
 fn join_exports(
     typed: Vec<crate::args::ExportArg>,
+    unverified: Option<bool>,
     config: Vec<Said<crate::config::ConfigExport>>,
     from_file: bool,
     problems: &mut Problems,
@@ -468,6 +489,7 @@ fn join_exports(
             path,
             Access {
                 writable: export.writable,
+                unverified,
                 ..Access::default()
             },
             source,

@@ -14,7 +14,8 @@ use tokio::time::{Instant, timeout_at};
 
 use super::clients::{Client, Right, Rights};
 use super::peer::{Inbound, Peer, Seat};
-use super::serving::{Serving, Subject};
+use super::serving::{Audited, Serving, Subject};
+use crate::audit::AuditOutcome;
 use crate::limits::{LISTING_BYTES_TARGET, LISTING_LINES_MAX};
 use crate::storage::cleaning;
 use crate::storage::operations::{self, Output};
@@ -51,6 +52,15 @@ pub(crate) async fn run(
     };
     let Subject { export, path } = Subject::of(Some(place));
     tracing::info!(%session, %transfer, operation = name, export, path, "operation began");
+    let dry_run = matches!(operation, Operation::Clean { dry_run: true, .. });
+    let audited = Audited::begin(
+        &serving.auditor,
+        serving.whose_is(session),
+        transfer,
+        name,
+        dry_run,
+        std::slice::from_ref(place),
+    );
     let about = format!("{name} {export}/{path}");
     let activity = seat.peer.activity();
     let _begun = activity.begin(transfer, Running::Operation, about, Arc::default());
@@ -65,6 +75,10 @@ pub(crate) async fn run(
     tracing::info!(
         %session, %transfer, operation = name, export, path, result, reason, "operation ended"
     );
+    audited.end(match &answer {
+        Message::Failed(fault) => AuditOutcome::refused(fault),
+        _ => AuditOutcome::default(),
+    });
     seat.say(answer);
 }
 
@@ -77,8 +91,10 @@ async fn perform(
 ) -> Result<(), Fault> {
     match operation {
         Operation::List { path, .. } | Operation::Stat { path } if path.export.is_empty() => {
-            let visible = serving.visible(client);
-            let listed = visible.map(|export| exported(&export.name, export.rights_of(client)));
+            let offered = serving.offered();
+            let listed = offered
+                .visible(client)
+                .map(|export| exported(&export.name, export.rights_of(client)));
             seat.say(Message::Listing(listed.collect()));
             Ok(())
         }
@@ -147,7 +163,8 @@ fn root(
     path: &RemotePath,
     right: Right,
 ) -> Result<Arc<Root>, Fault> {
-    Ok(Arc::clone(&serving.export(client, path, right)?.root))
+    let export = serving.offered().export(client, path, right)?;
+    Ok(Arc::clone(&export.root))
 }
 
 fn exported(name: &str, rights: Rights) -> Listed {

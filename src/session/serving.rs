@@ -4,7 +4,9 @@
 //! transfer or operation. What a client asks is checked against the exports here; below this module
 //! nothing knows an export's name.
 
+mod auditing;
 mod entering;
+mod offered;
 mod rails;
 mod superseding;
 mod transfers;
@@ -12,19 +14,22 @@ mod transfers;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
 
+pub(super) use self::auditing::Audited;
+use self::auditing::Whose;
 pub(super) use self::entering::Entered;
 use self::entering::{Leaving, admit};
+pub(crate) use self::offered::{Exported, Offered};
 use self::superseding::{Owner, Runs};
 use super::activity::Traffic;
 use super::admission::{Handshakes, Origin, Place};
-use super::clients::{Admission, Audience, Client, Right, Rights};
+use super::clients::{Admission, Client};
 use super::control::{self, Greeted, Greeting, HANDSHAKE_DEADLINE, TlsReader};
 use super::data::{self, ConnectionKind, DATA_HANDSHAKE_DEADLINE, SessionKey};
 use super::machinery::Machinery;
@@ -33,10 +38,9 @@ use super::pulse::Pulse;
 use super::rails::by_cm::Reception;
 use super::rails::talk::RailSender;
 use super::{SOFTWARE, benching, operating};
+use crate::audit::{AuditAction, AuditEvent, Auditor};
 use crate::ids::{SessionId, TransferId};
 use crate::options::{RdmaConnect, RdmaOptions};
-use crate::server::ServerLimits;
-use crate::storage::Root;
 use crate::storage::error::ShownPath;
 use crate::tally::Tally;
 use crate::wire::level::{LEVEL_BENCH, LEVEL_RAILS, LEVEL_STATUS};
@@ -57,34 +61,11 @@ const KEYS_PAUSE: Duration = Duration::from_secs(1);
 /// together is returned together, and by then the workers have let go of it.
 const TIDY_AFTER: Duration = Duration::from_secs(1);
 
-/// An export, open.
-pub(crate) struct Exported {
-    pub(crate) name: String,
-    pub(crate) root: Arc<Root>,
-    /// What anybody may do there at most.
-    pub(crate) rights: Rights,
-    pub(crate) audience: Audience,
-}
-
-impl Exported {
-    /// Whether it allows this to a client that may see it, and so does the client's key.
-    pub(crate) fn lets(&self, client: &Client, right: Right) -> bool {
-        self.rights.has(right) && client.may(right)
-    }
-
-    /// What a client that may see it may do there.
-    pub(crate) fn rights_of(&self, client: &Client) -> Rights {
-        self.rights.and(client.rights())
-    }
-}
-
 /// A running server's state.
 pub(crate) struct Serving {
     pub(crate) machinery: Machinery,
-    pub(crate) exports: Vec<Exported>,
-    admission: Admission,
-    tls: Arc<rustls::ServerConfig>,
-    limits: ServerLimits,
+    offered: RwLock<Arc<Offered>>,
+    pub(super) auditor: Auditor,
     rdma: RdmaOptions,
     /// Who listens with rdma_cm, if that is wanted.
     reception: Option<Arc<Reception>>,
@@ -109,23 +90,19 @@ pub(crate) struct Serving {
 impl Serving {
     pub(crate) fn new(
         machinery: Machinery,
-        exports: Vec<Exported>,
-        admission: Admission,
-        tls: Arc<rustls::ServerConfig>,
-        limits: ServerLimits,
+        offered: Offered,
         rdma: RdmaOptions,
+        auditor: Auditor,
     ) -> Arc<Self> {
         Arc::new(Self {
             machinery,
-            exports,
-            admission,
-            tls,
-            limits,
+            handshakes: Handshakes::new(offered.limits.handshakes_max),
+            offered: RwLock::new(Arc::new(offered)),
+            auditor,
             reception: (rdma.enabled && rdma.connect == RdmaConnect::Cm)
                 .then(|| Reception::new(rdma.cm_port)),
             rdma,
             rdma_found: tokio::sync::Mutex::default(),
-            handshakes: Handshakes::new(limits.handshakes_max),
             operations: Arc::new(Semaphore::new(OPERATIONS_MAX)),
             sessions: Mutex::default(),
             next_session: AtomicU64::new(1),
@@ -202,9 +179,20 @@ impl Serving {
         }
     }
 
-    /// Whether clients have to prove keys.
-    pub(crate) fn asks_for_keys(&self) -> bool {
-        matches!(self.admission, Admission::Keys(_))
+    /// What is offered now. What is begun goes by what was offered then, and is ended if that is taken away.
+    pub(crate) fn offered(&self) -> Arc<Offered> {
+        let offered = self.offered.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&offered)
+    }
+
+    /// Offers something else from now on, and ends the sessions of those who lose something by it.
+    pub(crate) fn offer(&self, mut later: Offered) {
+        let mut offered = self.offered.write().unwrap_or_else(PoisonError::into_inner);
+        later.keep_directories(&offered);
+        let earlier = std::mem::replace(&mut *offered, Arc::new(later));
+        let later = Arc::clone(&offered);
+        drop(offered);
+        entering::review(self, Some((&earlier, &later)));
     }
 
     /// Returns what is not in use any more to the system, in a moment.
@@ -233,6 +221,13 @@ impl Serving {
         self.lock().get(&session).map(Entered::owner)
     }
 
+    /// Who asked for what is asked in a session.
+    pub(super) fn whose_is(&self, session: SessionId) -> Option<Whose> {
+        let sessions = self.lock();
+        let entered = sessions.get(&session)?;
+        Some(entered.whose(session))
+    }
+
     fn key_of(&self, session: SessionId) -> Option<SessionKey> {
         self.lock().get(&session).map(|entered| entered.key.clone())
     }
@@ -245,59 +240,6 @@ impl Serving {
 
     pub(super) fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionId, Entered>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Finds what a client named, if it may do that there.
-    pub(crate) fn export(
-        &self,
-        client: &Client,
-        path: &RemotePath,
-        right: Right,
-    ) -> Result<&Exported, Fault> {
-        let mut visible = self.visible(client);
-        let found = visible.find(|export| export.name == path.export);
-        let Some(export) = found else {
-            let names: Vec<_> = self.visible(client).map(|e| e.name.as_str()).collect();
-            let text = format!(
-                "no export is called '{}'; there are: {}",
-                path.export.escape_debug(),
-                names.join(", ")
-            );
-            return Err(Fault::new(FaultCode::NotFound, text));
-        };
-        if !export.rights.has(right) {
-            let name = &export.name;
-            let text = match export.rights.change() {
-                false if !matches!(right, Right::List | Right::Read) => {
-                    format!("export '{name}' is read-only")
-                }
-                _ => format!(
-                    "export '{name}' gives nobody the right to {right}, only: {}",
-                    export.rights
-                ),
-            };
-            return Err(Fault::new(FaultCode::Denied, text));
-        }
-        if !client.may(right) {
-            let text = format!(
-                "this client's key has no right to {right} on this server: its line among the \
-                 authorized keys says what it may do"
-            );
-            return Err(Fault::new(FaultCode::Denied, text));
-        }
-        Ok(export)
-    }
-
-    /// Whether a client may know of what all others do.
-    fn trusts(&self, client: &Client) -> bool {
-        client.may_all() && self.visible(client).count() == self.exports.len()
-    }
-
-    /// The exports that a client may know of.
-    pub(crate) fn visible(&self, client: &Client) -> impl Iterator<Item = &Exported> {
-        self.exports
-            .iter()
-            .filter(|export| client.sees(&export.name) && export.audience.has(client))
     }
 }
 
@@ -331,7 +273,7 @@ pub(crate) async fn watch_keys(serving: Arc<Serving>) {
         if looking.as_ref().is_none_or(JoinHandle::is_finished) {
             let serving = Arc::clone(&serving);
             looking = Some(tokio::task::spawn_blocking(move || {
-                if let Admission::Keys(keys) = &serving.admission
+                if let Admission::Keys(keys) = &*serving.offered().admission
                     && let Err(error) = keys.refresh()
                 {
                     let reason = chain(&error);
@@ -339,7 +281,7 @@ pub(crate) async fn watch_keys(serving: Arc<Serving>) {
                 }
             }));
         }
-        entering::review(&serving);
+        entering::review(&serving, None);
     }
 }
 
@@ -368,7 +310,7 @@ enum Met {
 async fn meet(serving: &Serving, stream: TcpStream, from: SocketAddr) -> Option<Met> {
     match data::classify(&stream, HANDSHAKE_DEADLINE).await {
         Ok(ConnectionKind::Control) => {
-            let config = Arc::clone(&serving.tls);
+            let config = Arc::clone(&serving.offered().tls);
             match control::greet(stream, config, HANDSHAKE_DEADLINE).await {
                 Ok(greeted) => return Some(Met::Control(Box::new(greeted))),
                 Err(error) => {
@@ -399,7 +341,7 @@ fn attach(serving: &Serving, connection: data::DataConnection) {
     let Some(peer) = serving.peer_of(connection.session) else {
         return;
     };
-    if peer.connections() >= serving.limits.data_connections_max.into() {
+    if peer.connections() >= serving.offered().limits.data_connections_max.into() {
         tracing::warn!(session = %peer.id, "the session has all the data connections it may have");
         return;
     }
@@ -421,7 +363,17 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     let from = greeted.peer();
     let client = match admit(&serving, id, &greeted) {
         Ok(client) => client,
-        Err(fault) => return turn_away(greeted, fault).await,
+        Err(fault) => {
+            serving.auditor.tell(|| AuditEvent {
+                session: None,
+                from,
+                key: greeted.key().map(|key| key.to_string()),
+                action: AuditAction::ClientRefused {
+                    reason: fault.text.clone(),
+                },
+            });
+            return turn_away(greeted, fault).await;
+        }
     };
     let left = Leaving {
         serving: &serving,
@@ -432,7 +384,7 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
         session: id,
         epoch: u64::from_le_bytes(crate::sys::random_bytes()),
         software: SOFTWARE.to_owned(),
-        data_connections_max: serving.limits.data_connections_max,
+        data_connections_max: serving.offered().limits.data_connections_max,
         transports: serving.transports().await,
     };
     let control = match greeted.welcome(greeting).await {
@@ -451,6 +403,10 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
     tracing::info!(
         session = %id, %from, key, software = %software.escape_debug(), "session began"
     );
+    let whose = Whose::new(id, from, &client);
+    serving
+        .auditor
+        .tell(|| whose.did(AuditAction::SessionBegan { software }));
     let pulse = Pulse::new();
     let spoken = Spoken {
         rails_from: (control.level >= LEVEL_RAILS).then_some(control.peer.ip()),
@@ -464,6 +420,11 @@ async fn session(serving: Arc<Serving>, greeted: Greeted, place: Place) {
         fault = control.writer.failed() => fault,
     };
     tracing::info!(session = %id, reason = %fault.text.escape_debug(), "session ended");
+    serving.auditor.tell(|| {
+        whose.did(AuditAction::SessionEnded {
+            reason: fault.text.clone(),
+        })
+    });
     peer.close(&fault);
     // The last words are on their way before the session counts as gone: a server that ends waits
     // for them.
@@ -542,7 +503,9 @@ async fn read(
                 }
                 Ok(())
             }
-            Message::StatusQuery(_) if transfer == TransferId::NONE && !serving.trusts(client) => {
+            Message::StatusQuery(_)
+                if transfer == TransferId::NONE && !serving.offered().trusts(client) =>
+            {
                 let text = "this client may not ask for the server's status: that takes every export and \
                             every right that its key could have";
                 let fault = Fault::new(FaultCode::Denied, text);
@@ -648,7 +611,7 @@ fn begin(serving: &Serving, peer: &Arc<Peer>, transfer: TransferId) -> Result<Se
     if transfer == TransferId::NONE {
         return Err(Fault::new(FaultCode::Protocol, "a transfer needs an id"));
     }
-    if peer.seats() >= serving.limits.transfers_max {
+    if peer.seats() >= serving.offered().limits.transfers_max {
         let text = "the session has as many transfers as it may have; try again later";
         return Err(Fault::new(FaultCode::Busy, text));
     }

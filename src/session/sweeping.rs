@@ -27,7 +27,8 @@ const NICE: i32 = 19;
 pub(crate) async fn sweep_daily(serving: Arc<Serving>) {
     let stop = StopOnDrop(Arc::default());
     loop {
-        let exports = serving
+        let offered = serving.offered();
+        let exports = offered
             .exports
             .iter()
             .filter(|export| export.rights.change());

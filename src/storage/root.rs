@@ -9,7 +9,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstatfs, openat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, fstatfs, openat};
 use rustix::io::{self, Errno};
 
 use super::at::open2;
@@ -80,6 +80,14 @@ impl Root {
     /// Where it was opened; for local messages only.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether the same path led both to the same directory, with the same rights.
+    pub fn is_same_directory(&self, other: &Self) -> bool {
+        let place = |root: &Self| fstat(&root.directory).map(|found| (found.st_dev, found.st_ino));
+        self.path == other.path
+            && self.identity == other.identity
+            && place(self).is_ok_and(|own| place(other) == Ok(own))
     }
 
     /// Whose rights its operations have.

@@ -75,7 +75,7 @@ while [ "$written" -lt "$mib" ]; do
 done >/bench/from/file
 rm /bench/random
 
-start_daemon $server:20471 --export data=/bench/from >/dev/null
+start_daemon $server:20471 --export data=/bench/from --allow-unverified >/dev/null
 rdcp ping --accept-new $server >/dev/null
 rcopy >/dev/null 2>&1 &
 rcopy_pid=$!

@@ -30,9 +30,9 @@ impl Wanted {
             ("", "listen") | ("exports.NAME.", "rights" | "clients" | "from") | ("groups.", _) => {
                 Self::Texts
             }
-            ("", "auth" | "authorized_keys" | "state_dir")
+            ("", "audit" | "auth" | "authorized_keys" | "state_dir")
             | ("log.", _)
-            | ("exports.NAME.", "path") => Self::Text,
+            | ("exports.NAME.", "integrity" | "path") => Self::Text,
             ("", "drain_seconds") => Self::Number {
                 min: 0,
                 max: u32::MAX.into(),
@@ -77,6 +77,7 @@ impl Wanted {
 
 /// Keys at the top of the file.
 pub(crate) const TOP: &[&str] = &[
+    "audit",
     "auth",
     "authorized_keys",
     "drain_seconds",
@@ -110,7 +111,7 @@ pub(crate) const RDMA: &[&str] = &[
     "traffic_class",
 ];
 /// Keys of `[exports.NAME]`.
-pub(crate) const EXPORT: &[&str] = &["clients", "from", "path", "rights", "writable"];
+pub(crate) const EXPORT: &[&str] = &["clients", "from", "integrity", "path", "rights", "writable"];
 
 /// How alike two keys must be for one to be offered for the other (1 is equal).
 const LIKENESS_MIN: f64 = 0.7;

@@ -27,6 +27,7 @@ const CONFIG_BYTES_MAX: u64 = 4 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Config {
     pub(crate) listen: Option<Said<Vec<SocketAddr>>>,
+    pub(crate) audit: Option<Said<PathBuf>>,
     pub(crate) state_dir: Option<Said<PathBuf>>,
     pub(crate) auth: Option<Said<AuthMode>>,
     pub(crate) authorized_keys: Option<Said<PathBuf>>,
@@ -49,6 +50,7 @@ pub(crate) struct ConfigExport {
 /// The file as serde sees it: right types, nothing checked.
 #[derive(Deserialize)]
 struct RawConfig {
+    audit: Option<Spanned<PathBuf>>,
     listen: Option<Spanned<Vec<Spanned<String>>>>,
     state_dir: Option<Spanned<PathBuf>>,
     auth: Option<Spanned<String>>,
@@ -85,6 +87,7 @@ struct RawExport {
     clients: Option<Spanned<Vec<Spanned<String>>>>,
     #[serde(default)]
     from: Vec<String>,
+    integrity: Option<Spanned<String>>,
 }
 
 impl Config {
@@ -137,6 +140,7 @@ impl Checker<'_> {
         let groups = self.groups(raw.groups);
         Config {
             listen: raw.listen.map(|list| self.listen(list)),
+            audit: raw.audit.map(|path| self.absolute("audit", path)),
             state_dir: raw.state_dir.map(|path| self.absolute("state_dir", path)),
             auth: raw.auth.and_then(|text| {
                 self.word(
@@ -268,6 +272,11 @@ impl Checker<'_> {
                 .clients
                 .map(|list| self.clients(list.into_inner(), groups)),
             networks: raw.from,
+            unverified: raw.integrity.and_then(|text| {
+                let known = [("required", false), ("optional", true)];
+                self.word("integrity", &text, &known, "")
+                    .map(|said| said.value)
+            }),
         };
         let name = name.into_inner();
         Said {

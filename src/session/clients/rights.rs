@@ -67,6 +67,13 @@ impl Rights {
         Self(self.0 & other.0 | list)
     }
 
+    /// Whether `other` has all of them.
+    pub(crate) fn are_in(self, other: Self) -> bool {
+        Right::ALL
+            .into_iter()
+            .all(|right| !self.has(right) || other.has(right))
+    }
+
     /// Whether something can be changed with one of them.
     pub(crate) fn change(self) -> bool {
         self.0 & !Self::READING.0 != 0
@@ -153,6 +160,14 @@ mod tests {
         assert_eq!(Rights::ALL.and(read), read.and(Rights::ALL));
         assert!(Rights::ALL.and(read).has(Right::Read));
         assert_eq!(both.to_string().parse::<Rights>().unwrap(), both);
+    }
+
+    #[test]
+    fn one_set_is_in_another_by_what_it_allows() {
+        let set = |text: &str| text.parse::<Rights>().unwrap();
+        assert!(set("list").are_in(set("read")) && !set("read").are_in(set("list")));
+        assert!(set("read").are_in(set("list,read")) && set("list,read").are_in(set("read")));
+        assert!(set("create").are_in(Rights::ALL) && !Rights::ALL.are_in(set("create")));
     }
 
     #[test]

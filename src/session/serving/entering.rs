@@ -9,8 +9,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Serving;
+use super::auditing::Whose;
 use super::superseding::Owner;
+use super::{Offered, Serving};
 use crate::ids::{SessionId, TransferId};
 use crate::session::admission::{self, Origin};
 use crate::session::clients::{Client, Refused};
@@ -35,6 +36,11 @@ pub(in crate::session) struct Entered {
 }
 
 impl Entered {
+    /// Who asked for what is asked in it.
+    pub(super) fn whose(&self, id: SessionId) -> Whose {
+        Whose::new(id, self.from, &self.client)
+    }
+
     /// Whose its transfers are.
     pub(super) fn owner(&self) -> Owner {
         Owner {
@@ -64,7 +70,8 @@ pub(super) fn admit(
 ) -> Result<Arc<Client>, Fault> {
     let denied = |Refused(text)| Fault::new(FaultCode::Denied, text);
     let address = greeted.peer().ip();
-    let client = serving.admission.admit(greeted.key(), address);
+    let offered = serving.offered();
+    let client = offered.admission.admit(greeted.key(), address);
     let client = Arc::new(client.map_err(denied)?);
     if serving.is_draining() {
         return Err(Fault::new(
@@ -77,7 +84,7 @@ pub(super) fn admit(
         .map_err(|error| Fault::new(FaultCode::Internal, error.to_string()))?;
     let origin = Origin::of(address);
     let mut sessions = serving.lock();
-    let evicted = make_room(&mut sessions, origin, serving.limits.sessions_max)?;
+    let evicted = make_room(&mut sessions, origin, offered.limits.sessions_max)?;
     let entered = Entered {
         key,
         client: Arc::clone(&client),
@@ -99,27 +106,35 @@ pub(super) fn admit(
 }
 
 /// Ends the sessions of clients that would not be let in any more, or not as they were: a key that
-/// is taken out of the list is good for nothing from then on.
-pub(super) fn review(serving: &Serving) {
+/// is taken out of the list is good for nothing from then on. If something else is offered from now on,
+/// those too whose client loses something by it: what is exposed to it goes with its session.
+pub(super) fn review(serving: &Serving, changed: Option<(&Offered, &Offered)>) {
     let mut over = Vec::new();
+    let offered = serving.offered();
     for entered in serving.lock().values() {
-        let now = serving
+        let Some(peer) = &entered.peer else {
+            // It has nothing yet, and is looked at again.
+            continue;
+        };
+        let now = offered
             .admission
             .admit(entered.client.key, entered.from.ip());
-        if now.as_ref() != Ok(&*entered.client)
-            && let Some(peer) = &entered.peer
-        {
-            over.push((Arc::clone(peer), now));
-        }
-    }
-    for (peer, now) in over {
         let fault = match now {
-            Ok(_) => Fault::new(
+            Err(Refused(text)) => Fault::new(FaultCode::Denied, text),
+            Ok(client) if client != *entered.client => Fault::new(
                 FaultCode::Busy,
                 "what this client's key may do was changed; connect again",
             ),
-            Err(Refused(text)) => Fault::new(FaultCode::Denied, text),
+            Ok(client) => {
+                let lost = changed.and_then(|(earlier, later)| earlier.loses(&client, later));
+                let Some(export) = lost else { continue };
+                let text = format!("export '{export}' was changed; connect again");
+                Fault::new(FaultCode::Busy, text)
+            }
         };
+        over.push((Arc::clone(peer), fault));
+    }
+    for (peer, fault) in over {
         tracing::warn!(session = %peer.id, reason = %fault.text, "a session is ended");
         dismiss(&peer, &fault);
     }

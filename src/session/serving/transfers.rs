@@ -6,7 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Serving, Subject};
+use super::{Audited, Serving, Subject};
+use crate::audit::AuditOutcome;
 use crate::engine::receiver::ReceiverOptions;
 use crate::engine::sender::SenderOptions;
 use crate::session::clients::{Client, Right};
@@ -40,6 +41,14 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
     tracing::info!(
         %session, %transfer, direction, export, path, sources, hash = ?open.hash,
         dry_run = open.dry_run, "transfer began"
+    );
+    let audited = Audited::begin(
+        &serving.auditor,
+        serving.whose_is(session),
+        transfer,
+        direction,
+        open.dry_run,
+        places,
     );
     let shared = Arc::default();
     let kind = match &open.direction {
@@ -120,6 +129,7 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
                 reused = ledger.carried.reused,
                 "transfer ended"
             );
+            audited.end(AuditOutcome::of(&ledger, fault.as_ref()));
             if let Some(fault) = fault.filter(|_| !told) {
                 peer.say(transfer, Message::Failed(fault));
             }
@@ -130,6 +140,7 @@ pub(super) async fn run(serving: Arc<Serving>, seat: Seat, client: Arc<Client>, 
                 %session, %transfer, direction, export, path, result = "refused", %reason,
                 "transfer ended"
             );
+            audited.end(AuditOutcome::refused(&fault));
             peer.say(transfer, Message::Failed(fault));
         }
     }
@@ -146,8 +157,10 @@ async fn send(
     let filters = filters(open)?;
     let mut specs = Vec::with_capacity(sources.len());
     let mut roots = Vec::with_capacity(sources.len());
+    let offered = serving.offered();
     for source in sources {
-        let export = serving.export(client, &source, Right::Read)?;
+        let export = offered.export(client, &source, Right::Read)?;
+        export.admits(open.hash)?;
         specs.push(SourceSpec {
             root: Arc::clone(&export.root),
             path: source.path.clone(),
@@ -207,7 +220,9 @@ async fn receive(
             "a pull can't be received here",
         ));
     };
-    let export = serving.export(client, &destination, Right::Create)?;
+    let offered = serving.offered();
+    let export = offered.export(client, &destination, Right::Create)?;
+    export.admits(open.hash)?;
     let replaces = !matches!(overwrite, Overwrite::Never | Overwrite::Error);
     let overwrites = export.lets(client, Right::Overwrite);
     let reads = export.lets(client, Right::Read);
@@ -220,7 +235,7 @@ async fn receive(
         Some(deleting) => {
             // What is removed is named to the client.
             for right in [Right::Delete, Right::List] {
-                serving.export(client, &destination, right)?;
+                offered.export(client, &destination, right)?;
             }
             MirrorOptions::check(&placement, open.recursive)?;
             let filters = filters(open)?;

@@ -7,7 +7,7 @@
 
 mkdir -p /tmp/export
 head -c 8388608 /dev/urandom >/tmp/export/file
-start_daemon 10.0.0.1:20471 --export data=/tmp/export
+start_daemon 10.0.0.1:20471 --export data=/tmp/export --allow-unverified
 for transport in rdma tcp; do
     held_reads 10.0.0.1:20471 data file /tmp/export/file 10 $transport long 700 >/run/lab/held
     cat /run/lab/held

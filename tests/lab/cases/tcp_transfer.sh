@@ -17,6 +17,11 @@ if [ "$LAB_HOSTS" -eq 1 ] || [ "$LAB_HOST" = b ]; then
     rdcp verify /tmp/source rdcp://10.0.0.1/data/pushed
     rdcp pull -a --transport tcp rdcp://10.0.0.1/data/pushed/ /tmp/pulled
     check_digests /tmp/pulled /tmp/source
+    # Beyond loopback nothing is copied unverified unless its owner says so.
+    if rdcp pull --hash none rdcp://10.0.0.1/data/pushed/large /tmp/unsure 2>/tmp/said; then status=0; else status=$?; fi
+    [ "$status" -eq 4 ] || fail "status $status, not 4: $(cat /tmp/said)"
+    grep -q unverified /tmp/said || fail "says nothing of it: $(cat /tmp/said)"
+    [ ! -e /tmp/unsure ] || fail "copied something"
     # The server's copy is checked there, by the digests that the source had.
     cp /tmp/source.sums /share/pushed.sums
     tell copied

@@ -12,7 +12,6 @@ use serde::Serialize;
 
 use super::super::{hex, without_place};
 use crate::escape;
-use crate::exit::kind_name as error_kind_name;
 
 #[derive(Serialize)]
 pub(super) struct Line<'a, T: Serialize> {
@@ -70,7 +69,7 @@ impl FaultFields {
     pub(super) fn new(fault: &Fault, location: Option<&Location>) -> Self {
         let kind = ErrorKind::of_fault(fault.class());
         Self {
-            kind: error_kind_name(kind),
+            kind: kind.name(),
             message: message(&fault.text, location),
             retryable: kind.is_retryable(),
         }

@@ -30,7 +30,7 @@ use lines::{
 use super::listing::{kind_name, timestamp};
 use super::{Change, Difference, JsonTo, Measured, PingReport, Summary, causes, hash_name, hex};
 use crate::escape;
-use crate::exit::{End, ExitStatus, kind_name as error_kind_name};
+use crate::exit::{End, ExitStatus};
 use crate::io::Io;
 use crate::quantity;
 
@@ -213,7 +213,7 @@ impl Json {
             place: error
                 .location()
                 .map(|location| PlaceFields::new(b"", Some(location))),
-            kind: error_kind_name(kind),
+            kind: kind.name(),
             message: message(&causes(error), error.location()),
             hint: error.hint().map(escape::text),
             exit_status: ExitStatus::of(kind).code(),
@@ -394,7 +394,7 @@ impl Json {
         }
         let body = SummaryBody {
             exit_status: end.status.code(),
-            kind: end.kind.map(error_kind_name),
+            kind: end.kind.map(ErrorKind::name),
             retryable: end.kind.is_some_and(is_retryable),
             totals: self.summary.take(),
             diagnosis: self.diagnosis.take(),
