@@ -128,9 +128,12 @@ impl AuditOutcome {
     }
 }
 
-/// Who is told. Called from the server's own tasks, so it must not wait.
+/// Called from the server's own tasks, so it must not wait.
+type Told = dyn Fn(&AuditEvent) + Send + Sync;
+
+/// Who is told.
 #[derive(Clone, Default)]
-pub(crate) struct Auditor(Option<Arc<dyn Fn(&AuditEvent) + Send + Sync>>);
+pub(crate) struct Auditor(Option<Arc<Told>>);
 
 impl Auditor {
     pub(crate) fn new(told: impl Fn(&AuditEvent) + Send + Sync + 'static) -> Self {

@@ -6,6 +6,7 @@
 mod again;
 mod bench;
 mod connect;
+pub(crate) mod far;
 mod home;
 mod identity;
 mod local;
@@ -32,6 +33,7 @@ use crate::error::{Error, ErrorKind};
 use crate::ids::TransferId;
 use crate::location::Location;
 use crate::options::{ClientOptions, HashKind, TransferOptions};
+use crate::remote::Remote;
 use crate::wire::message::{Carried, Cleaning, Listed, RemotePath};
 
 /// One thing to pull.
@@ -82,6 +84,27 @@ impl Client {
         Ok(Self {
             home: home::Home::establish(host, port, options).await?,
         })
+    }
+
+    /// Connects to the server of a place: to the daemon that runs there or, for `ssh://...`, to one that ssh starts
+    /// for this client and that ends with it. That one serves everything that its user may reach, as the export
+    /// [`SSH_EXPORT`](crate::remote::SSH_EXPORT); who it is, and who may use it, is settled through ssh, so no
+    /// known hosts and no key of the user's own take part.
+    ///
+    /// # Errors
+    /// As [`Self::connect`]; [`ErrorKind::Unreachable`] if ssh can't log in, there is no rdcpd, or nothing answers
+    /// directly and ssh forwards nothing.
+    pub async fn connect_to(remote: &Remote, options: ClientOptions) -> Result<Self, Error> {
+        let home = match remote.ssh {
+            None => home::Home::establish(&remote.host, remote.port, options).await?,
+            Some(_) => home::Home::establish_far(remote.clone(), options).await?,
+        };
+        Ok(Self { home })
+    }
+
+    /// Why everything goes through ssh, if it does.
+    pub fn tunnelled(&self) -> Option<&str> {
+        self.home.tunnelled()
     }
 
     /// The session, made anew if it is over.

@@ -42,6 +42,32 @@ pub struct ClientOptions {
     pub transport: TransportChoice,
     /// How RDMA is used if it is.
     pub rdma: RdmaOptions,
+    /// How servers are started by ssh, for [`Client::connect_to`](crate::Client::connect_to) `ssh://...`.
+    pub ssh: SshOptions,
+}
+
+/// How a server is started on another host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SshOptions {
+    /// The program that logs in, and options for it, with blanks between them. It has to understand what OpenSSH's
+    /// client does. Default: `ssh`.
+    pub command: Option<String>,
+    /// The daemon's program on the other host. Default: `rdcpd`, wherever the shell there finds it.
+    pub rdcpd: Option<String>,
+    /// Everything goes through ssh, even if the server could be reached directly.
+    pub tunnel: bool,
+}
+
+impl SshOptions {
+    pub(crate) fn command(&self) -> Vec<String> {
+        let command = self.command.as_deref().unwrap_or("ssh");
+        command.split_whitespace().map(str::to_owned).collect()
+    }
+
+    pub(crate) fn rdcpd(&self) -> &str {
+        self.rdcpd.as_deref().unwrap_or("rdcpd")
+    }
 }
 
 /// How RDMA is used. What concerns the wire must suit the network; the defaults suit one that loses
@@ -171,6 +197,7 @@ impl Default for ClientOptions {
             stall_timeout: Duration::from_secs(60),
             transport: TransportChoice::Auto,
             rdma: RdmaOptions::default(),
+            ssh: SshOptions::default(),
         }
     }
 }

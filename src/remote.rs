@@ -6,7 +6,8 @@
 //! The grammar:
 //!
 //! ```text
-//! rdcp://host[:port]/export/path   percent-decoded; the only form that carries a port
+//! rdcp://host[:port]/export/path   percent-decoded; the only form that carries a daemon's port
+//! ssh://[user@]host[:port]/path     percent-decoded; no daemon has to run, ssh starts one; an absolute path
 //! host:/export/path                taken as it stands
 //! [v6addr]:/export/path            likewise; brackets because the address holds colons
 //! anything else with a colon before its first slash is an error, never a local file
@@ -24,10 +25,24 @@ use crate::limits::PATH_BYTES_MAX;
 /// The port that servers listen on unless told otherwise.
 pub const DEFAULT_PORT: u16 = 20471;
 
+/// The export in which a server that was started by ssh serves everything.
+pub const SSH_EXPORT: &str = "host";
+
+/// How ssh is to log in on a host. What is not said is as ssh's own configuration has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SshLogin {
+    /// The user there.
+    pub user: Option<String>,
+    /// The port of the ssh daemon.
+    pub port: Option<u16>,
+}
+
 /// A place on a server, as it was written.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Remote {
-    /// Name or address of the server; IPv6 addresses without brackets.
+    /// How to log in, if the server is to be started by ssh.
+    pub ssh: Option<SshLogin>,
+    /// Name or address of the server; IPv6 addresses without brackets. With ssh, what ssh calls it.
     pub host: String,
     /// Its port.
     pub port: u16,
@@ -41,14 +56,25 @@ pub struct Remote {
 }
 
 impl Remote {
+    /// A server's top, where its exports are.
+    pub fn top(host: impl Into<String>, port: u16) -> Self {
+        Self {
+            ssh: None,
+            host: host.into(),
+            port,
+            export: String::new(),
+            path: Vec::new(),
+            trailing_slash: true,
+        }
+    }
+
     /// Reads a word. `None`: it is a local path. An error: it is neither.
     pub fn parse(word: &OsStr) -> Result<Option<Self>, Error> {
         let bytes = word.as_bytes();
         if let Some((scheme, rest)) = split_scheme(bytes) {
             return match scheme.to_ascii_lowercase().as_slice() {
                 b"rdcp" => Self::from_url(word, rest).map(Some),
-                b"ssh" => Err(usage(word, "ssh:// is not available in this release")
-                    .with_hint("start rdcpd on the host and write host:/export/path")),
+                b"ssh" => Self::from_ssh_url(word, rest).map(Some),
                 _ => Err(usage(word, "not a scheme that rdcp knows")
                     .with_hint("write host:/export/path or rdcp://host/export/path; ./ before it makes it local")),
             };
@@ -92,6 +118,8 @@ impl Remote {
         let bytes = word.as_bytes();
         if bytes.contains(&b'/') {
             return match Self::parse(word)? {
+                Some(Self { ssh: Some(_), .. }) => Err(usage(word, "no server that runs by itself")
+                    .with_hint("what ssh starts ends with the command: ask about the host's own rdcpd, by host:port")),
                 Some(remote) => Ok((remote.host, remote.port)),
                 None => Err(usage(word, "not a host")
                     .with_hint("write host, host:port or rdcp://host:port")),
@@ -102,25 +130,38 @@ impl Remote {
             return Ok((host_v6(word, bytes)?, DEFAULT_PORT));
         }
         // "host:" is what remains when the path of host:/path was left out.
-        authority(word, bytes.strip_suffix(b":").unwrap_or(bytes))
+        let (host, port) = authority(word, bytes.strip_suffix(b":").unwrap_or(bytes))?;
+        Ok((host, port.unwrap_or(DEFAULT_PORT)))
     }
 
     fn from_url(word: &OsStr, rest: &[u8]) -> Result<Self, Error> {
-        let end = rest
-            .iter()
-            .position(|byte| *byte == b'/')
-            .unwrap_or(rest.len());
-        let (host, port) = authority(word, &rest[..end])?;
-        // Kept free for later meanings, as in other URLs.
-        if let Some(mark) = rest[end..].iter().find(|byte| matches!(byte, b'?' | b'#')) {
-            return Err(
-                usage(word, format!("a bare {:?} in a URL", char::from(*mark))).with_hint(format!(
-                    "write %{mark:02X} for it, or use host:/export/path"
-                )),
-            );
+        let (server, path) = split_path(rest);
+        let (host, port) = authority(word, server)?;
+        let path = url_path(word, path)?;
+        Self::from_parts(word, host, port.unwrap_or(DEFAULT_PORT), &path)
+    }
+
+    fn from_ssh_url(word: &OsStr, rest: &[u8]) -> Result<Self, Error> {
+        let (server, path) = split_path(rest);
+        let at = server.iter().rposition(|byte| *byte == b'@');
+        let user = at.map(|at| ssh_user(word, &server[..at])).transpose()?;
+        let (host, port) = authority(word, &server[at.map_or(0, |at| at + 1)..])?;
+        let path = url_path(word, path)?;
+        if path.is_empty() {
+            return Err(usage(word, "no path behind the host")
+                .with_hint(format!("write ssh://{host}/ and the absolute path there")));
         }
-        let path = percent_decoded(word, &rest[end..])?;
-        Self::from_parts(word, host, port, &path)
+        if path.starts_with(b"/~") {
+            return Err(usage(word, "'~' in a URL is no home directory")
+                .with_hint("write the absolute path, such as ssh://host/home/me/data"));
+        }
+        let mut below = format!("/{SSH_EXPORT}").into_bytes();
+        below.extend_from_slice(&path);
+        let remote = Self::from_parts(word, host, DEFAULT_PORT, &below)?;
+        Ok(Self {
+            ssh: Some(SshLogin { user, port }),
+            ..remote
+        })
     }
 
     /// Takes what stands behind the host apart: `path` is empty or starts with a slash.
@@ -149,6 +190,7 @@ impl Remote {
             ));
         }
         Ok(Self {
+            ssh: None,
             host,
             port,
             export,
@@ -175,7 +217,7 @@ impl Remote {
 
     /// The shortest form that means the same, byte for byte.
     pub fn to_bytes(&self) -> Vec<u8> {
-        if self.port != DEFAULT_PORT || self.path.is_empty() {
+        if self.ssh.is_some() || self.port != DEFAULT_PORT || self.path.is_empty() {
             return self.to_string().into_bytes();
         }
         let mut top = self.clone();
@@ -188,7 +230,9 @@ impl Remote {
 
     /// Whether both are on the same server.
     pub fn same_server(&self, other: &Self) -> bool {
-        self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
+        self.ssh == other.ssh
+            && self.port == other.port
+            && self.host.eq_ignore_ascii_case(&other.host)
     }
 }
 
@@ -197,6 +241,18 @@ impl fmt::Display for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let v6 = self.host.contains(':');
         let (open, close) = if v6 { ("[", "]") } else { ("", "") };
+        if let Some(SshLogin { user, port }) = &self.ssh {
+            f.write_str("ssh://")?;
+            if let Some(user) = user {
+                write!(f, "{user}@")?;
+            }
+            write!(f, "{open}{}{close}", self.host)?;
+            if let Some(port) = port {
+                write!(f, ":{port}")?;
+            }
+            f.write_str("/")?;
+            return percent_encoded(f, &self.path);
+        }
         if self.port == DEFAULT_PORT {
             write!(f, "{open}{}{close}:/{}", self.host, self.export)?;
             if !self.path.is_empty() {
@@ -225,8 +281,39 @@ fn split_scheme(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     is_scheme.then(|| (scheme, &bytes[end + 3..]))
 }
 
+/// What stands before the path of a URL, and the path with its slash.
+fn split_path(rest: &[u8]) -> (&[u8], &[u8]) {
+    let slash = rest.iter().position(|byte| *byte == b'/');
+    rest.split_at(slash.unwrap_or(rest.len()))
+}
+
+/// A URL's path, decoded.
+fn url_path(word: &OsStr, path: &[u8]) -> Result<Vec<u8>, Error> {
+    // Kept free for later meanings, as in other URLs.
+    if let Some(mark) = path.iter().find(|byte| matches!(byte, b'?' | b'#')) {
+        return Err(
+            usage(word, format!("a bare {:?} in a URL", char::from(*mark))).with_hint(format!(
+                "write %{mark:02X} for it, or use host:/export/path"
+            )),
+        );
+    }
+    percent_decoded(word, path)
+}
+
+/// A user's name for ssh. It becomes an argument of a program: nothing that could be an option.
+fn ssh_user(word: &OsStr, bytes: &[u8]) -> Result<String, Error> {
+    let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b".-_+$".contains(byte);
+    match std::str::from_utf8(bytes) {
+        Ok(user) if !bytes.is_empty() && bytes.iter().all(allowed) && !user.starts_with('-') => {
+            Ok(user.to_owned())
+        }
+        _ => Err(usage(word, "no user's name before the '@'")
+            .with_hint("write ssh://user@host/path, or leave the user to ssh's own configuration")),
+    }
+}
+
 /// `host`, `host:port`, `[v6]` or `[v6]:port`.
-fn authority(word: &OsStr, bytes: &[u8]) -> Result<(String, u16), Error> {
+fn authority(word: &OsStr, bytes: &[u8]) -> Result<(String, Option<u16>), Error> {
     if let Some(rest) = bytes.strip_prefix(b"[") {
         let end = rest
             .iter()
@@ -234,20 +321,20 @@ fn authority(word: &OsStr, bytes: &[u8]) -> Result<(String, u16), Error> {
             .ok_or_else(|| usage(word, "a '[' without its ']'"))?;
         let host = host_v6(word, &rest[..end])?;
         return match &rest[end + 1..] {
-            [] => Ok((host, DEFAULT_PORT)),
-            [b':', digits @ ..] => Ok((host, port(word, digits)?)),
+            [] => Ok((host, None)),
+            [b':', digits @ ..] => Ok((host, Some(port(word, digits)?))),
             _ => Err(usage(word, "something between ']' and the port")),
         };
     }
     match bytes.iter().position(|byte| *byte == b':') {
-        None => Ok((host_name(word, bytes)?, DEFAULT_PORT)),
+        None => Ok((host_name(word, bytes)?, None)),
         Some(colon) if bytes[colon + 1..].contains(&b':') => {
             Err(usage(word, "an IPv6 address needs brackets here")
                 .with_hint("write [address]:port"))
         }
         Some(colon) => Ok((
             host_name(word, &bytes[..colon])?,
-            port(word, &bytes[colon + 1..])?,
+            Some(port(word, &bytes[colon + 1..])?),
         )),
     }
 }
@@ -269,13 +356,13 @@ fn host_name(word: &OsStr, bytes: &[u8]) -> Result<String, Error> {
     }
     if bytes.contains(&b'@') {
         let host = String::from_utf8_lossy(bytes);
-        let host = host.rsplit('@').next().unwrap_or_default();
+        let (user, host) = host.rsplit_once('@').unwrap_or_default();
         let text = word.to_string_lossy();
         // With its path, if that follows.
         let rest = text.rsplit_once('@').map_or(host, |(_, rest)| rest);
         let scheme = split_scheme(word.as_bytes()).map_or("", |_| "rdcp://");
         return Err(usage(word, "a user before the host").with_hint(format!(
-            "write {scheme}{rest}: an rdcpd knows no user names"
+            "write {scheme}{rest}: an rdcpd knows no user names; ssh://{user}@{host}/absolute/path has ssh start one"
         )));
     }
     let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b".-_".contains(byte);
@@ -433,11 +520,68 @@ mod tests {
 
     fn remote(host: &str, port: u16, export: &str, path: &str, trailing_slash: bool) -> Remote {
         Remote {
+            ssh: None,
             host: host.to_owned(),
             port,
             export: export.to_owned(),
             path: path.as_bytes().to_vec(),
             trailing_slash,
+        }
+    }
+
+    #[test]
+    fn places_that_ssh_reaches() {
+        let login = |user: Option<&str>, port| SshLogin {
+            user: user.map(str::to_owned),
+            port,
+        };
+        for (word, host, path, slash, expected) in [
+            (
+                "ssh://far/srv/a%20b",
+                "far",
+                "srv/a b",
+                false,
+                login(None, None),
+            ),
+            (
+                "ssh://me@far:2222/srv/",
+                "far",
+                "srv",
+                true,
+                login(Some("me"), Some(2222)),
+            ),
+            (
+                "SSH://[fe80::1%eth0]:22/",
+                "fe80::1%eth0",
+                "",
+                true,
+                login(None, Some(22)),
+            ),
+        ] {
+            let parsed = parse(word).unwrap().unwrap();
+            let plain = remote(host, DEFAULT_PORT, SSH_EXPORT, path, slash);
+            assert_eq!(
+                parsed,
+                Remote {
+                    ssh: Some(expected),
+                    ..plain
+                },
+                "{word}"
+            );
+            let again = parse(&parsed.to_string()).unwrap().unwrap();
+            assert!(
+                again.same_server(&parsed) && again.path == parsed.path,
+                "{parsed}"
+            );
+        }
+        let one = parse("ssh://me@far/x").unwrap().unwrap();
+        for other in [
+            "ssh://far/x",
+            "ssh://you@far/x",
+            "ssh://me@far:22/x",
+            "far:/host/x",
+        ] {
+            assert!(!one.same_server(&parse(other).unwrap().unwrap()), "{other}");
         }
     }
 
@@ -526,7 +670,13 @@ mod tests {
             ("me@host::data", "write host:/data"),
             ("fe80::1:/x", "[address]:/export"),
             ("fe80::1/x", "[address]:/export"),
-            ("ssh://host/x", "rdcpd"),
+            ("ssh://host", "absolute path"),
+            ("ssh://host/~/x", "/home/me"),
+            ("ssh://host/d?x", "%3F"),
+            ("ssh://-o@host/x", "ssh://user@host"),
+            ("ssh://a;b@host/x", "ssh://user@host"),
+            ("ssh://@host/x", "ssh://user@host"),
+            ("ssh://ho st/x", "./"),
             ("http://host/x", "rdcp://host"),
             ("host://data", "host:/export/path"),
             ("host:/data/../x", "without it"),

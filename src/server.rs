@@ -205,6 +205,7 @@ pub struct ServerBuilder {
     limits: ServerLimits,
     rdma: RdmaOptions,
     auditor: Auditor,
+    unswept: bool,
 }
 
 /// The host key's file in the state directory.
@@ -275,6 +276,13 @@ impl ServerBuilder {
         self
     }
 
+    /// Whether what copies that died left in writable exports is removed, at the start and once a day. Default: yes.
+    #[must_use]
+    pub fn sweep(mut self, sweep: bool) -> Self {
+        self.unswept = !sweep;
+        self
+    }
+
     /// Has somebody told who does what, to be kept. Called from the server's tasks: it must not wait for
     /// anything, a disk for example.
     #[must_use]
@@ -318,7 +326,9 @@ impl ServerBuilder {
             .map(|listener| tokio::spawn(serving::accept(Arc::clone(&serving), listener)))
             .collect();
         tasks.push(tokio::spawn(serving::watch_keys(Arc::clone(&serving))));
-        tasks.push(tokio::spawn(sweeping::sweep_daily(Arc::clone(&serving))));
+        if !self.unswept {
+            tasks.push(tokio::spawn(sweeping::sweep_daily(Arc::clone(&serving))));
+        }
         Ok(Server {
             local_addrs,
             key,

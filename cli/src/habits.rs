@@ -68,7 +68,7 @@ const TIPS: &[(&[&str], &str)] = &[
     ),
     (
         &["-e", "--rsh"],
-        "rdcp does not go through ssh; start rdcpd on the host",
+        "write ssh://[user@]host/absolute/path, and how to log in with --ssh COMMAND",
     ),
     (&["-t", "--times"], "times are always carried; leave it out"),
     (

@@ -25,7 +25,7 @@ fn usage_errors_exit_with_2_and_a_hint() {
         ("cp a b", "cp(1)|use cp"),
         ("cp h:/e/a g:/e/b", "pull and then push"),
         ("pull host:path .", "host:/path"),
-        ("pull ssh://host/x .", "rdcpd"),
+        ("pull ssh://host .", "ssh://host/"),
         ("pull h:/e/a g:/e/b .", "once for each"),
         ("pull h:/ .", "rdcp ls h:/"),
         ("push x host:20471", "rdcp://host:20471"),

@@ -72,6 +72,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(crate) audit: Option<PathBuf>,
 
+    /// Serve the one client that started this by ssh, as the user it logged in; rdcp does it for ssh://host/path
+    ///
+    /// All that the user may reach is served to that client's key alone, until standard input ends and no session is
+    /// left. A line is read and a line is written first.
+    #[arg(long, conflicts_with_all = ["config", "check_config", "show_config", "exports", "listen", "auth",
+                                      "authorize", "authorized_keys", "audit", "state_dir"])]
+    pub(crate) stdio: bool,
+
     /// Print the manual page rdcpd(1) as roff, and exit
     #[arg(long, exclusive = true)]
     pub(crate) man: bool,

@@ -11,6 +11,7 @@ mod manual;
 mod serve;
 mod settings;
 mod state_dir;
+mod stdio;
 
 use std::io::Write as _;
 use std::panic;
@@ -53,6 +54,10 @@ fn run() -> ExitCode {
             }
         };
     }
+    if args.stdio {
+        logging::start_quiet(&args);
+        return on_runtime(stdio::run());
+    }
     let (check, show) = (args.check_config, args.show_config);
     let settings = match Settings::load(args.clone()) {
         Ok(settings) => settings,
@@ -77,6 +82,19 @@ fn run() -> ExitCode {
 }
 
 fn serve(args: &Args, settings: Settings, filter: &Filter) -> ExitCode {
+    on_runtime(async move {
+        let ended = lifecycle::run(args, settings, filter).await;
+        ended.unwrap_or_else(|error| {
+            say(&match &error {
+                StartError::Server(error) => in_one_line(error),
+                other => with_causes(other),
+            });
+            ExitCode::from(exit_status(&error))
+        })
+    })
+}
+
+fn on_runtime(run: impl Future<Output = ExitCode>) -> ExitCode {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads.min(CONTROL_THREADS_MAX))
@@ -90,16 +108,10 @@ fn serve(args: &Args, settings: Settings, filter: &Filter) -> ExitCode {
             return ExitCode::from(EXIT_INTERNAL);
         }
     };
-    let ended = runtime.block_on(lifecycle::run(args, settings, filter));
+    let ended = runtime.block_on(run);
     // Work that blocks on a slow disk must not hold up the exit.
     runtime.shutdown_background();
-    ended.unwrap_or_else(|error| {
-        say(&match &error {
-            StartError::Server(error) => in_one_line(error),
-            other => with_causes(other),
-        });
-        ExitCode::from(exit_status(&error))
-    })
+    ended
 }
 
 /// The error and its causes.

@@ -107,7 +107,7 @@ mod tests {
             }
         }
         assert!(page.contains(".TH rdcpd 1"), "{page}");
-        assert!(page.contains("7 the state directory can") && page.contains("rdcp(1)"));
+        assert!(page.contains("7 the state directory or") && page.contains("rdcp(1)"));
         assert!(page.contains("SIGUSR1"), "{page}");
     }
 }

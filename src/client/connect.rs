@@ -2,6 +2,7 @@
 //! made when a transfer needs them and made anew when they are lost.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::session::control::{self, ConnectOptions, ControlWriter, TlsReader};
 use crate::session::data::{self, SessionKey};
 use crate::session::known_hosts::{HostPort, KnownHosts};
 use crate::session::machinery::{Machinery, machinery};
-use crate::session::own_key::Fingerprint;
+use crate::session::own_key::{Fingerprint, OwnKey};
 use crate::session::peer::{Peer, Seat};
 use crate::session::pulse::Pulse;
 use crate::session::rails::client::{Own, Wish};
@@ -48,6 +49,7 @@ const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(5);
 pub(super) struct Session {
     machinery: Machinery,
     host: HostPort,
+    known: Known,
     /// The server's key.
     fingerprint: Fingerprint,
     peer: Arc<Peer>,
@@ -108,6 +110,17 @@ struct Data {
     making: AsyncMutex<bool>,
 }
 
+/// What is known of a server, and of what it takes, from elsewhere than its users' files.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    /// The key that it has to show.
+    pub(super) fingerprint: Option<Fingerprint>,
+    /// The key to prove to it, in place of the user's own.
+    pub(super) identity: Option<Arc<OwnKey>>,
+    /// What it is called in messages, in place of its address: a place on it.
+    pub(super) shown: Option<Remote>,
+}
+
 /// Why there is no session.
 #[derive(Debug)]
 pub(super) struct Unmade {
@@ -132,7 +145,7 @@ impl Session {
         host: &str,
         port: u16,
         options: ClientOptions,
-        known: Option<Fingerprint>,
+        known: Known,
     ) -> Result<Arc<Self>, Unmade> {
         options.rdma.check()?;
         if options.transport == TransportChoice::Local {
@@ -143,13 +156,20 @@ impl Session {
         let host = HostPort::new(host, port);
         let connect = ConnectOptions {
             software: SOFTWARE.to_owned(),
-            known_hosts: KnownHosts::new(known_hosts_file(options.known_hosts)?),
-            policy: match known {
+            known_hosts: KnownHosts::new(match known.shown {
+                // Other hosts' keys may be written down for the address.
+                Some(_) => PathBuf::from("/dev/null"),
+                None => known_hosts_file(options.known_hosts)?,
+            }),
+            policy: match known.fingerprint {
                 None => policy(options.unknown_host),
                 Some(known) => known_only(known),
             },
             deadline: options.connect_timeout,
-            identity: identity::load(options.identity)?.map(Arc::new),
+            identity: match &known.identity {
+                Some(identity) => Some(Arc::clone(identity)),
+                None => identity::load(options.identity)?.map(Arc::new),
+            },
         };
         let control = control::connect(&host, &connect)
             .await
@@ -157,7 +177,10 @@ impl Session {
                 passes: may_pass(&error),
                 error: refused(&host, error),
             })?;
-        if known.is_some_and(|known| known != control.fingerprint) {
+        if known
+            .fingerprint
+            .is_some_and(|known| known != control.fingerprint)
+        {
             let message = format!(
                 "the key of {host} has changed since this run began: {} is shown now",
                 control.fingerprint
@@ -219,6 +242,7 @@ impl Session {
         Ok(Arc::new(Self {
             machinery,
             host,
+            known,
             fingerprint: control.fingerprint,
             peer,
             welcome: control.welcome,
@@ -251,10 +275,24 @@ impl Session {
         &self.host
     }
 
+    /// What was known of the server before it was reached.
+    pub(super) fn known(&self) -> Known {
+        self.known.clone()
+    }
+
     /// A place on it.
     pub(super) fn place(&self, export: &str, path: &[u8]) -> Remote {
         let end = path.iter().rposition(|byte| *byte != b'/');
+        if let Some(shown) = &self.known.shown {
+            return Remote {
+                export: export.to_owned(),
+                path: path[..end.map_or(0, |at| at + 1)].to_vec(),
+                trailing_slash: false,
+                ..shown.clone()
+            };
+        }
         Remote {
+            ssh: None,
             host: self.host.host().to_owned(),
             port: self.host.port(),
             export: export.to_owned(),

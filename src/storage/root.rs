@@ -53,6 +53,8 @@ pub struct Root {
     directory: OwnedFd,
     path: PathBuf,
     identity: Identity,
+    /// It is the root of the process's own tree.
+    is_top: bool,
 }
 
 impl Root {
@@ -70,10 +72,12 @@ impl Root {
             .map_err(|errno| StorageError::new("open", shown, errno))?;
         refuse_kernel_file_systems(&directory, shown)?;
         probe(&directory, shown)?;
+        let is_top = is_top(&directory);
         Ok(Self {
             directory,
             path: path.to_owned(),
             identity,
+            is_top,
         })
     }
 
@@ -179,7 +183,12 @@ impl Root {
 
     fn open_below(&self, path: &[u8], flags: OFlags) -> io::Result<OwnedFd> {
         let path = if path.is_empty() { b"." } else { path };
-        open2(&self.directory, path, flags, Mode::empty(), beneath())
+        // Nothing is outside of it, so absolute links mean what they mean everywhere.
+        let within = match self.is_top {
+            true => ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+            false => beneath(),
+        };
+        open2(&self.directory, path, flags, Mode::empty(), within)
     }
 
     fn check(&self, path: &[u8]) -> Result<(), StorageError> {
@@ -229,6 +238,15 @@ fn probe(directory: &OwnedFd, path: &[u8]) -> Result<(), StorageError> {
         Err(Errno::NOSYS | Errno::PERM) => Err(StorageError::new("open", path, Errno::NOSYS)),
         Err(errno) => Err(StorageError::new("open", path, errno)),
         Ok(_) => Ok(()),
+    }
+}
+
+/// Whether it is the directory that `/` names here.
+fn is_top(directory: &OwnedFd) -> bool {
+    let place = |found: rustix::fs::Stat| (found.st_dev, found.st_ino);
+    match (fstat(directory), rustix::fs::stat("/")) {
+        (Ok(own), Ok(top)) => place(own) == place(top),
+        _ => false,
     }
 }
 

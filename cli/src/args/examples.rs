@@ -36,14 +36,16 @@ pub(super) const MAIN_EXAMPLES: &str = "  \
   rdcp ls gpu7:/                              what gpu7 offers
   rdcp pull gpu7:/data/model.safetensors .    fetch a file
   rdcp push -a results/ gpu7:/scratch/me/     send what is in results
-  rdcp verify results gpu7:/scratch/me        compare both by content";
+  rdcp verify results gpu7:/scratch/me        compare both by content
+  rdcp pull -a ssh://me@gpu7/home/me/run .    where no rdcpd runs: ssh starts one";
 pub(super) const PULL_EXAMPLES: &str = "  \
   rdcp pull gpu7:/data/model.safetensors .       a file, into this directory
   rdcp pull -r gpu7:/ckpt/step-9000 /mnt/nvme    a tree, as /mnt/nvme/step-9000
   rdcp pull -a gpu7:/ckpt/step-9000/ here        what is in it, into here, with all metadata
   rdcp pull -an --delete gpu7:/data/set/ set     what a mirror of it would change here, and why
   rdcp pull gpu7:/data/log.zst - | zstdcat       a file, to standard output
-  rdcp pull -r --json gpu7:/data/set . | jq .    told as JSON lines";
+  rdcp pull -r --json gpu7:/data/set . | jq .    told as JSON lines
+  rdcp pull -r ssh://gpu7/srv/set .              by a daemon that ssh starts there and that ends with it";
 pub(super) const PUSH_EXAMPLES: &str = "  \
   rdcp push disk.img gpu7:/images/            a file, into a directory
   rdcp push -a run-17 gpu7:/results           a tree, as run-17 in the export results

@@ -52,7 +52,8 @@ const FAILURES: &str = "When something fails";
         A remote place is written host:/export/path, [v6address]:/export/path or \
         rdcp://host:port/export/path. An export is a directory that a server offers under a name; \
         'rdcp ls host:/' lists those that you may see. Whatever has a colon before its first slash is \
-        remote; write ./a:b for a local file of that name.",
+        remote; write ./a:b for a local file of that name. ssh://[user@]host[:port]/absolute/path is a \
+        place on a host where rdcpd is installed and need not run: ssh starts it for this command.",
     after_help = "'rdcp COMMAND -h' shows the options of a command, --help tells more.",
     after_long_help = long_tail(examples::MAIN_EXAMPLES),
     styles = STYLES,
@@ -227,6 +228,15 @@ pub(crate) struct ConnectionArgs {
     /// Your own key, for servers that ask for one [default: ~/.config/rdcp/identity.pem, if it is there]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = CONNECTION)]
     pub(crate) identity: Option<PathBuf>,
+    /// For ssh://: log in with this, options behind it with blanks between them [default: ssh]
+    #[arg(long, value_name = "COMMAND", help_heading = CONNECTION)]
+    pub(crate) ssh: Option<String>,
+    /// For ssh://: the daemon's program on the other host [default: rdcpd]
+    #[arg(long, value_name = "PROGRAM", help_heading = CONNECTION)]
+    pub(crate) ssh_rdcpd: Option<String>,
+    /// For ssh://: send everything through ssh, even where the other host could be reached directly
+    #[arg(long, help_heading = CONNECTION)]
+    pub(crate) ssh_tunnel: bool,
 }
 
 #[cfg(test)]

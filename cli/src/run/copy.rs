@@ -7,7 +7,8 @@ use rdcp::progress::Report;
 use rdcp::{Error, ErrorKind, TransferId};
 use tokio::time::MissedTickBehavior;
 
-use super::{client_options, fail, farewell, remote_path, server_name};
+use super::{client_options, fail, farewell, remote_path, server};
+use crate::escape;
 use crate::exit::{End, ExitStatus};
 use crate::job::{TransferJob, Way};
 use crate::output::{Output, Summary};
@@ -39,27 +40,33 @@ pub(super) async fn transfer(
         Ok(rules) => rules,
         Err(error) => return fail(output, &error),
     };
-    let (host, port) = match &job.way {
+    let there = match &job.way {
         Way::Pull { sources, .. } => match sources.first() {
-            Some(source) => (source.host.clone(), source.port),
+            Some(source) => source.clone(),
             None => return End::DONE,
         },
-        Way::Push { destination, .. } => (destination.host.clone(), destination.port),
+        Way::Push { destination, .. } => destination.clone(),
     };
     let mut options = {
-        let (interactive, server) = (output.is_interactive(), server_name(&host, port));
+        let (interactive, server) = (output.is_interactive(), server(&there));
         let timeout = Some(job.options.stall_timeout);
         client_options(&job.connection, job.streams, timeout, interactive, server)
     };
     options.transport = job.transport;
     options.rdma = std::mem::take(&mut job.rdma);
     let client = tokio::select! {
-        connected = Client::connect(&host, port, options) => match connected {
+        connected = Client::connect_to(&there, options) => match connected {
             Ok(client) => client,
             Err(error) => return fail(output, &error),
         },
         status = signals.first() => return End::signal(status),
     };
+    if let Some(reason) = client.tunnelled() {
+        output.remark(&format!(
+            "{}: everything goes through ssh ({reason})",
+            escape::text(&there.host)
+        ));
+    }
     let goes_on = match job.options.reuse.in_place {
         true => MENDS,
         false => GOES_ON,

@@ -184,7 +184,7 @@ pub(super) async fn status(
 ) -> End {
     let mut sessions = Sessions::new(connection, output);
     let asked = async {
-        let client = sessions.with(host, port).await?;
+        let client = sessions.of(&Remote::top(host, port)).await?;
         client.status().await
     };
     match asked.await {
@@ -217,7 +217,7 @@ async fn measure(
     port: u16,
     count: u16,
 ) -> Result<PingReport, Error> {
-    let client = sessions.with(host, port).await?;
+    let client = sessions.of(&Remote::top(host, port)).await?;
     let first = client.ping().await?;
     let mut round_trips = vec![first.round_trip];
     for _ in 1..count {

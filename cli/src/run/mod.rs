@@ -246,8 +246,16 @@ fn client_options(
     options.known_hosts.clone_from(&connection.known_hosts);
     options.identity.clone_from(&connection.identity);
     options.unknown_host = confirm::unknown_host(connection, interactive, server);
+    options.ssh.command.clone_from(&connection.ssh);
+    options.ssh.rdcpd.clone_from(&connection.ssh_rdcpd);
+    options.ssh.tunnel = connection.ssh_tunnel;
     options.streams = streams.or(options.streams);
     options
+}
+
+/// A place's server as messages name it.
+fn server(remote: &Remote) -> String {
+    server_name(&remote.host, remote.port)
 }
 
 /// A server as messages name it.
@@ -263,7 +271,7 @@ fn server_name(host: &str, port: u16) -> String {
 struct Sessions {
     connection: ConnectionArgs,
     interactive: bool,
-    open: Option<(String, u16, Client)>,
+    open: Option<(Remote, Client)>,
 }
 
 impl Sessions {
@@ -276,27 +284,27 @@ impl Sessions {
         }
     }
 
-    async fn with(&mut self, host: &str, port: u16) -> Result<Client, Error> {
-        if let Some((open_host, open_port, client)) = &self.open
-            && open_host.as_str() == host
-            && *open_port == port
+    async fn of(&mut self, remote: &Remote) -> Result<Client, Error> {
+        if let Some((open, client)) = &self.open
+            && open.same_server(remote)
         {
             return Ok(client.clone());
         }
         self.close().await;
-        let server = server_name(host, port);
-        let options = client_options(&self.connection, None, None, self.interactive, server);
-        let client = Client::connect(host, port, options).await?;
-        self.open = Some((host.to_owned(), port, client.clone()));
+        let options = client_options(
+            &self.connection,
+            None,
+            None,
+            self.interactive,
+            server(remote),
+        );
+        let client = Client::connect_to(remote, options).await?;
+        self.open = Some((remote.clone(), client.clone()));
         Ok(client)
     }
 
-    async fn of(&mut self, remote: &Remote) -> Result<Client, Error> {
-        self.with(&remote.host, remote.port).await
-    }
-
     async fn close(&mut self) {
-        if let Some((_, _, client)) = self.open.take() {
+        if let Some((_, client)) = self.open.take() {
             farewell(client).await;
         }
     }

@@ -101,7 +101,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     async fn fetch(&mut self, options: ClientOptions, output: &mut Output) -> Result<(), Error> {
-        let client = Client::connect(&self.source.host, self.source.port, options).await?;
+        let client = Client::connect_to(self.source, options).await?;
         let result = self.copy(&client, output).await;
         farewell(client).await;
         result
