@@ -65,6 +65,8 @@ pub mod server;
 #[doc(hidden)]
 pub mod engine;
 #[doc(hidden)]
+pub mod fuzzing;
+#[doc(hidden)]
 pub mod ids;
 #[doc(hidden)]
 pub mod integrity;

@@ -1,4 +1,5 @@
-//! FAILURES.md names tests: each of them exists, and each failure that concerns us has some.
+//! FAILURES.md names tests, and so does the list of attacks: each of them exists, and each failure and
+//! attack that concerns us has some.
 
 use std::fs;
 use std::path::Path;
@@ -41,6 +42,10 @@ fn exists(name: &str) -> bool {
         let case = top().join("tests/lab/cases").join(format!("{name}.sh"));
         return fs::read_to_string(case).is_ok_and(|case| case.contains("\n# lab: "));
     }
+    if place == "fuzz" {
+        let target = top().join("tests/fuzz/fuzz_targets");
+        return target.join(format!("{name}.rs")).is_file();
+    }
     let source = fs::read_to_string(top().join(place)).unwrap_or_default();
     let mut lines = source.lines().map(str::trim);
     // The attribute stands before the function, perhaps with others between.
@@ -82,6 +87,26 @@ fn every_failure_has_its_parts_and_every_test_it_names_exists() {
         assert!(!names.is_empty(), "{heading}: nothing guards it");
         missing.extend(names.into_iter().filter(|name| !exists(name)));
     }
+    assert_eq!(missing, Vec::<String>::new(), "no such tests");
+}
+
+#[test]
+fn every_attack_is_guarded_by_tests_that_exist() {
+    let page = fs::read_to_string(top().join("tests/hostile/README.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let mut missing = Vec::new();
+    let mut attacks = 0;
+    for row in rows {
+        attacks += 1;
+        let guards = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        let names = guards.split('`').skip(1).step_by(2);
+        let names: Vec<_> = names.filter(|name| name.contains("::")).collect();
+        let is_impossible = guards.starts_with("not possible: ");
+        assert!(is_impossible || !names.is_empty(), "nothing guards: {row}");
+        let gone = names.into_iter().filter(|name| !exists(name));
+        missing.extend(gone.map(str::to_owned));
+    }
+    assert!(attacks > 20, "{attacks} attacks");
     assert_eq!(missing, Vec::<String>::new(), "no such tests");
 }
 

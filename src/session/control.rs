@@ -25,7 +25,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncWriteExt, ReadHalf};
+use tokio::io::{AsyncRead, AsyncWriteExt, ReadHalf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream, client, server};
@@ -286,21 +286,7 @@ async fn say_hello(server: Stranger, software: &str) -> Result<ClientControl, Co
         software,
     };
     say(reader.io_mut(), Message::Hello(hello)).await?;
-    let welcome = match hear(&mut reader).await? {
-        Message::Welcome(welcome) => welcome,
-        Message::Goodbye(fault) => return Err(ControlError::Refused(fault)),
-        _ => {
-            return Err(ControlError::OutOfTurn {
-                expected: "Welcome",
-            });
-        }
-    };
-    if !level::is_spoken(welcome.level) {
-        return Err(ControlError::Incompatible {
-            min: welcome.level,
-            max: welcome.level,
-        });
-    }
+    let welcome = hear_welcome(&mut reader).await?;
     let key = session_key(reader.io(), welcome.session)?;
     let (reader, writing) = reader.part();
     let writer = ControlWriter::start(writing);
@@ -394,9 +380,7 @@ async fn greet_client(
     }
     let key = tls::presented_key(stream.get_ref().1).map_err(ControlError::TlsSetup)?;
     let mut reader = ControlReader::new(stream.into(), Decoder::with_limit(GREETING_BYTES_MAX));
-    let Message::Hello(hello) = hear(&mut reader).await? else {
-        return Err(ControlError::OutOfTurn { expected: "Hello" });
-    };
+    let hello = hear_hello(&mut reader).await?;
     let (min, max) = (hello.level_min, hello.level_max);
     let Some(level) = level::negotiate(min, max) else {
         let error = ControlError::Incompatible { min, max };
@@ -502,9 +486,60 @@ async fn say(io: &mut TlsStream<TcpStream>, message: Message) -> Result<(), Cont
     io.flush().await.map_err(ControlError::Lost)
 }
 
-async fn hear(reader: &mut ControlReader<TlsStream<TcpStream>>) -> Result<Message, ControlError> {
+async fn hear(reader: &mut ControlReader<impl AsyncRead + Unpin>) -> Result<Message, ControlError> {
     let envelope = reader.next().await?.ok_or(ControlError::Closed)?;
     Ok(envelope.message)
+}
+
+async fn hear_hello(
+    reader: &mut ControlReader<impl AsyncRead + Unpin>,
+) -> Result<Hello, ControlError> {
+    match hear(reader).await? {
+        Message::Hello(hello) => Ok(hello),
+        _ => Err(ControlError::OutOfTurn { expected: "Hello" }),
+    }
+}
+
+/// A greeting at a level that is spoken here.
+async fn hear_welcome(
+    reader: &mut ControlReader<impl AsyncRead + Unpin>,
+) -> Result<Welcome, ControlError> {
+    let welcome = match hear(reader).await? {
+        Message::Welcome(welcome) => welcome,
+        Message::Goodbye(fault) => return Err(ControlError::Refused(fault)),
+        _ => {
+            return Err(ControlError::OutOfTurn {
+                expected: "Welcome",
+            });
+        }
+    };
+    if !level::is_spoken(welcome.level) {
+        return Err(ControlError::Incompatible {
+            min: welcome.level,
+            max: welcome.level,
+        });
+    }
+    Ok(welcome)
+}
+
+/// What one end makes of all that the other says on a fresh control connection, TLS aside: how many
+/// messages came behind its greeting. For fuzzing.
+pub(crate) async fn overhear(said: &[u8], by_client: bool) -> Result<usize, ControlError> {
+    let io = tokio::io::join(said, tokio::io::sink());
+    let mut reader = ControlReader::new(io, Decoder::with_limit(GREETING_BYTES_MAX));
+    if by_client {
+        let hello = hear_hello(&mut reader).await?;
+        let (min, max) = (hello.level_min, hello.level_max);
+        level::negotiate(min, max).ok_or(ControlError::Incompatible { min, max })?;
+    } else {
+        hear_welcome(&mut reader).await?;
+    }
+    let (mut reader, _) = reader.part();
+    let mut heard = 0;
+    while reader.next().await?.is_some() {
+        heard += 1;
+    }
+    Ok(heard)
 }
 
 fn session_key(io: &TlsStream<TcpStream>, session: SessionId) -> Result<SessionKey, ControlError> {

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -58,6 +58,11 @@ impl SessionKey {
     /// Wraps key material of the TLS exporter.
     pub(super) fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
+    }
+
+    /// A key that nobody else has.
+    pub(crate) fn random() -> Self {
+        Self(random_bytes())
     }
 
     fn mac(&self, label: &[u8; LABEL_BYTES], opening: &Opening) -> Hmac<Sha256> {
@@ -148,6 +153,22 @@ async fn open(
 ) -> Result<DataConnection, DataError> {
     let mut stream = TcpStream::connect(server).await?;
     stream.set_nodelay(true)?;
+    let keys = ask(&mut stream, session, level, key).await?;
+    Ok(DataConnection {
+        stream: stream.into_std()?,
+        keys,
+        session,
+        level,
+    })
+}
+
+/// The client's side of an opening, over anything that carries bytes.
+pub(crate) async fn ask(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    session: SessionId,
+    level: u16,
+    key: &SessionKey,
+) -> Result<ConnectionKeys, DataError> {
     let hello = Hello {
         level,
         session,
@@ -167,15 +188,9 @@ async fn open(
     stream
         .write_all(&prove(key, CLIENT_PROOF, &opening))
         .await?;
-    let keys = ConnectionKeys {
+    Ok(ConnectionKeys {
         send: prove(key, CLIENT_SENDS, &opening),
         receive: prove(key, SERVER_SENDS, &opening),
-    };
-    Ok(DataConnection {
-        stream: stream.into_std()?,
-        keys,
-        session,
-        level,
     })
 }
 
@@ -194,6 +209,20 @@ async fn accept(
     key_of: impl Fn(SessionId) -> Option<SessionKey>,
 ) -> Result<DataConnection, DataError> {
     stream.set_nodelay(true)?;
+    let (hello, keys) = answer(&mut stream, key_of).await?;
+    Ok(DataConnection {
+        stream: stream.into_std()?,
+        keys,
+        session: hello.session,
+        level: hello.level,
+    })
+}
+
+/// The server's side of an opening, over anything that carries bytes.
+pub(crate) async fn answer(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    key_of: impl Fn(SessionId) -> Option<SessionKey>,
+) -> Result<(Hello, ConnectionKeys), DataError> {
     // The magic is looked at alone, so that a peer of another protocol is not waited for.
     let mut hello = [0; HELLO_BYTES];
     stream.read_exact(&mut hello[..MAGIC.len()]).await?;
@@ -201,9 +230,9 @@ async fn accept(
         return Err(DataError::NotAHello);
     }
     stream.read_exact(&mut hello[MAGIC.len()..]).await?;
-    let Hello { level, session, .. } = Hello::parse(&hello).ok_or(DataError::NotAHello)?;
+    let said = Hello::parse(&hello).ok_or(DataError::NotAHello)?;
     // An unknown session goes on under a key that nobody has, and so fails where a wrong key does.
-    let key = key_of(session).unwrap_or_else(|| SessionKey::new(random_bytes()));
+    let key = key_of(said.session).unwrap_or_else(SessionKey::random);
     let opening = Opening {
         hello,
         server_nonce: random_bytes(),
@@ -219,15 +248,11 @@ async fn accept(
         send: prove(&key, SERVER_SENDS, &opening),
         receive: prove(&key, CLIENT_SENDS, &opening),
     };
-    Ok(DataConnection {
-        stream: stream.into_std()?,
-        keys,
-        session,
-        level,
-    })
+    Ok((said, keys))
 }
 
-struct Hello {
+/// What a client says first.
+pub(crate) struct Hello {
     level: u16,
     session: SessionId,
     nonce: [u8; NONCE_BYTES],

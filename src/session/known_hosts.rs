@@ -31,9 +31,10 @@ pub struct HostPort {
 impl HostPort {
     /// A name or address, without brackets, and a port. Spellings of one host become the same.
     pub fn new(host: &str, port: u16) -> Self {
+        let host = host.trim_end_matches('.');
         let host = match host.parse::<Ipv6Addr>() {
             Ok(address) => address.to_string(),
-            Err(_) => host.trim_end_matches('.').to_ascii_lowercase(),
+            Err(_) => host.to_ascii_lowercase(),
         };
         Self { host, port }
     }
@@ -49,17 +50,19 @@ impl HostPort {
     }
 
     /// Reads `host:port` or `[v6]:port`.
-    fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok()?;
         let bare = host
             .strip_prefix('[')
             .and_then(|host| host.strip_suffix(']'));
-        match bare {
-            Some(address) => Some(Self::new(address, port)),
-            None if host.is_empty() || host.contains(':') => None,
-            None => Some(Self::new(host, port)),
-        }
+        let parsed = match bare {
+            Some(address) => Self::new(address, port),
+            None if host.contains(':') => return None,
+            None => Self::new(host, port),
+        };
+        // Brackets around nothing, and dots alone, name no host.
+        (!parsed.host.is_empty()).then_some(parsed)
     }
 }
 
@@ -262,7 +265,11 @@ impl KnownHosts {
     }
 
     /// The keys accepted for `host`, with their lines. Lines of others that make no sense are named in the log.
-    fn parse(&self, text: &[u8], host: &HostPort) -> Result<Vec<Accepted>, KnownHostsError> {
+    pub(crate) fn parse(
+        &self,
+        text: &[u8],
+        host: &HostPort,
+    ) -> Result<Vec<Accepted>, KnownHostsError> {
         let mut found = Vec::new();
         for (line, number) in text.split(|byte| *byte == b'\n').zip(1..) {
             match parse_line(line) {
@@ -323,7 +330,7 @@ fn parse_line(line: &[u8]) -> Line {
 }
 
 /// An accepted key and its line, counted from 1.
-type Accepted = (usize, Fingerprint);
+pub(crate) type Accepted = (usize, Fingerprint);
 
 fn judge(known: &[Accepted], presented: &Fingerprint) -> HostTrust {
     match known.first() {
@@ -399,7 +406,13 @@ mod tests {
             HostTrust::Known
         );
         assert_eq!(HostPort::parse("2001:db8::1"), None);
-        assert_eq!(HostPort::parse(":9"), None);
+        for nameless in [":9", "[]:9", ".:9", "[.]:9"] {
+            assert_eq!(HostPort::parse(nameless), None, "{nameless}");
+        }
+        for spelling in ["[0:0::1.]:9", "Store.:9", "[fe80::1%eth0]:9", "[store]:9"] {
+            let host = HostPort::parse(spelling).unwrap();
+            assert_eq!(HostPort::parse(&host.to_string()), Some(host), "{spelling}");
+        }
     }
 
     #[test]

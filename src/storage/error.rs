@@ -114,8 +114,8 @@ impl From<StorageError> for Fault {
     }
 }
 
-/// A path for people: control characters and bytes that are not UTF-8 escaped, long ones cut in
-/// front.
+/// A path for people: control characters, those that can't be seen or change how others are seen, and
+/// bytes that are not UTF-8 escaped, long ones cut in front.
 pub struct ShownPath<'a>(pub &'a [u8]);
 
 impl fmt::Display for ShownPath<'_> {
@@ -128,7 +128,7 @@ impl fmt::Display for ShownPath<'_> {
             for character in chunk.valid().chars() {
                 match u8::try_from(character) {
                     Ok(byte @ (..b' ' | b'\\' | 0x7f)) => write!(f, "{}", byte.escape_ascii())?,
-                    _ if character.is_control() => write!(f, "{}", character.escape_unicode())?,
+                    _ if is_treacherous(character) => write!(f, "{}", character.escape_unicode())?,
                     _ => f.write_char(character)?,
                 }
             }
@@ -138,6 +138,20 @@ impl fmt::Display for ShownPath<'_> {
         }
         Ok(())
     }
+}
+
+/// What a terminal obeys, or shows as something else than is there. Accents that stand alone are left:
+/// names of some systems are full of them.
+fn is_treacherous(character: char) -> bool {
+    character.is_control()
+        || matches!(character,
+            '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{3164}' | '\u{feff}'
+            | '\u{ffa0}'
+            // Zero width, marks, separators, embeddings and overrides, isolates, operators.
+            | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{fff0}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}'
+            // Private use: whatever a font makes of it.
+            | '\u{e000}'..='\u{f8ff}' | '\u{f0000}'..='\u{10ffff}')
 }
 
 /// The fault class of an error from the kernel.
@@ -207,8 +221,26 @@ mod tests {
             ShownPath(b"a\nb\x1b\xff\\").to_string(),
             "a\\nb\\x1b\\xff\\\\"
         );
-        assert_eq!(ShownPath("grün".as_bytes()).to_string(), "grün");
-        for worst in [&b"\xff"[..], b"\x1b", "\u{80}".as_bytes()] {
+        for fair in ["grün", "gru\u{308}n", "日本"] {
+            assert_eq!(ShownPath(fair.as_bytes()).to_string(), fair);
+        }
+        for foul in [
+            '\u{202e}',
+            '\u{2028}',
+            '\u{feff}',
+            '\u{9b}',
+            '\u{200b}',
+            '\u{e0041}',
+        ] {
+            let shown = ShownPath(format!("a{foul}b").as_bytes()).to_string();
+            assert_eq!(shown, format!("a{}b", foul.escape_unicode()));
+        }
+        for worst in [
+            &b"\xff"[..],
+            b"\x1b",
+            "\u{80}".as_bytes(),
+            "\u{10ffff}".as_bytes(),
+        ] {
             let long = StorageError::new("open", worst.repeat(5000), Errno::LOOP)
                 .fault()
                 .text;

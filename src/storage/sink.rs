@@ -17,7 +17,7 @@ mod destination;
 mod directory;
 mod finish;
 mod in_place;
-mod journal;
+pub(crate) mod journal;
 mod kept;
 mod link;
 mod listed;

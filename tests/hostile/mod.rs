@@ -270,7 +270,12 @@ impl Hostile {
 
     /// The secret of its data connections.
     pub(crate) fn key(&self) -> [u8; 32] {
-        let context = self.session.0.to_le_bytes();
+        self.key_for(self.session)
+    }
+
+    /// What this connection would have for a secret if its session had that name.
+    pub(crate) fn key_for(&self, session: SessionId) -> [u8; 32] {
+        let context = session.0.to_le_bytes();
         let exported = match &self.tls {
             Tls::Client(stream) => {
                 stream

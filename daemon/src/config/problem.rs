@@ -38,9 +38,17 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
             // Nobody said anything that could be pointed at.
-            Source::Default => f.write_str(&self.what),
-            source => write!(f, "{source}: {}", self.what),
+            Source::Default => {}
+            source => write!(f, "{source}: ")?,
         }
+        // What is quoted from the file goes to a terminal, whoever wrote it.
+        for letter in self.what.chars() {
+            match letter {
+                '\'' | '"' | '\\' => write!(f, "{letter}")?,
+                _ => write!(f, "{}", letter.escape_debug())?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -99,5 +107,21 @@ impl<'t> Places<'t> {
             path: self.path.to_owned(),
             line,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by fuzzing: an address in `listen` was quoted as it stood there.
+    #[test]
+    fn what_a_file_says_is_harmless_at_a_terminal() {
+        let mut problems = Problems::default();
+        let source = Source::CommandLine("--listen");
+        problems.add(&source, "`\u{1b}[2J\n\u{202e}` is \"no\" address: it's \\");
+        let told = problems.iter().next().map(ToString::to_string);
+        let shown = "--listen: `\\u{1b}[2J\\n\\u{202e}` is \"no\" address: it's \\";
+        assert_eq!(told.as_deref(), Some(shown));
     }
 }

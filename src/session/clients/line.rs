@@ -59,8 +59,18 @@ impl Grant {
     }
 }
 
-/// Reads a line; `None` if it is empty or a comment.
-pub(super) fn parse(line: &str) -> Result<Option<(Fingerprint, Grant)>, String> {
+/// Reads a line; `None` if it is empty or a comment. What is wrong with it can be shown at a terminal.
+pub(crate) fn parse(line: &str) -> Result<Option<(Fingerprint, Grant)>, String> {
+    read(line).map_err(|wrong| {
+        let plain = |letter: char| match letter {
+            '\'' | '"' | '\\' => letter.to_string(),
+            _ => letter.escape_debug().to_string(),
+        };
+        wrong.chars().map(plain).collect()
+    })
+}
+
+fn read(line: &str) -> Result<Option<(Fingerprint, Grant)>, String> {
     let line = line.trim();
     if line.is_empty() || line.starts_with('#') {
         return Ok(None);

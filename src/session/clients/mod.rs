@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 pub(crate) use audience::Audience;
 pub(crate) use authorized::{AuthorizedKeys, AuthorizedKeysError};
-pub(crate) use line::Grant;
+pub(crate) use line::{Grant, parse as parse_line};
 pub(crate) use rights::{Right, Rights};
 
 use crate::ids::TransferId;

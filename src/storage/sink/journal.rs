@@ -213,14 +213,14 @@ impl Appender {
         bytes
     }
 
-    fn checksum(&self, fields: &[u8]) -> [u8; CHECKSUM_BYTES] {
+    pub(crate) fn checksum(&self, fields: &[u8]) -> [u8; CHECKSUM_BYTES] {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
         hasher.update(&self.batches.to_le_bytes());
         hasher.update(fields);
         hasher.finalize().into()
     }
 
-    fn took(&mut self, batch: &[u8]) {
+    pub(crate) fn took(&mut self, batch: &[u8]) {
         self.batches += 1;
         self.len += batch.len() as u64;
         self.records += (batch.len() - 4 - CHECKSUM_BYTES) / RECORD_BYTES;
