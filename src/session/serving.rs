@@ -270,10 +270,11 @@ pub(crate) async fn watch_keys(serving: Arc<Serving>) {
     loop {
         tokio::time::sleep(KEYS_PAUSE).await;
         // Files may block, even small ones, and what is known counts meanwhile: a key may expire.
-        if looking.as_ref().is_none_or(JoinHandle::is_finished) {
-            let serving = Arc::clone(&serving);
+        let admission = Arc::clone(&serving.offered().admission);
+        // A task for nothing would keep idle threads of the runtime from ending.
+        if admission.may_change() && looking.as_ref().is_none_or(JoinHandle::is_finished) {
             looking = Some(tokio::task::spawn_blocking(move || {
-                if let Admission::Keys(keys) = &*serving.offered().admission
+                if let Admission::Keys(keys) = &*admission
                     && let Err(error) = keys.refresh()
                 {
                     let reason = chain(&error);

@@ -93,6 +93,11 @@ impl AuthorizedKeys {
         })
     }
 
+    /// Whether some are listed in a file.
+    pub(crate) fn has_file(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// What a key is good for, from there, now. The first of its lines that counts decides.
     pub(crate) fn find(
         &self,

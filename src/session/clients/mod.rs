@@ -44,6 +44,11 @@ pub(crate) struct Client {
 pub(crate) struct Refused(pub(crate) String);
 
 impl Admission {
+    /// Whether there is a list that is read again.
+    pub(crate) fn may_change(&self) -> bool {
+        matches!(self, Self::Keys(keys) if keys.has_file())
+    }
+
     /// Lets a client in that comes from `from` and proved `key`, if it proved one.
     pub(crate) fn admit(&self, key: Option<Fingerprint>, from: IpAddr) -> Result<Client, Refused> {
         let Self::Keys(keys) = self else {
