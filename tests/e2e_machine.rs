@@ -308,7 +308,8 @@ fn a_directory_that_may_not_be_written_any_more_fails_and_others_go_on() {
         tree::set_mode(&closed, 0o555);
         proxy.release();
         let done = running.wait().expect(4);
-        done.says("tree/m/large: ")
+        // Twenty failures are listed, in the order in which they come: the large file's may be the one that is not.
+        done.says("tree/m/")
             .says("Permission denied")
             .says("ask for permission");
         copying.assert_whole(&format!("{way:?}"));
